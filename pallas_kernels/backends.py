@@ -72,16 +72,19 @@ _asked: contextvars.ContextVar[_Asked | None] = contextvars.ContextVar(
 def use_kernels(
     backend: str, *, interpret: bool = False, compile_only: bool = False
 ) -> Iterator[None]:
-    """Computes the operations traced inside by one backend.
+    """Sets the backend of the kernels for all that is traced inside the context.
 
         with sparsejax.use_kernels("reference"):
             step = jax.jit(train_step).lower(state, batch).compile()
 
     Args:
-        backend: "auto", "reference", "pallas" or "triton".
-        interpret: Runs kernels in XLA, on any platform and slowly: for tests, and for
-            "pallas" alone.
-        compile_only: There need be no GPU: what is traced is compiled for one elsewhere.
+        backend: "auto" (by platform and operation), "reference" (plain XLA), "pallas" or
+            "triton".
+        interpret: Runs "pallas" kernels in XLA, on any platform and slowly, for tests.
+        compile_only: Compiles for a GPU where there is none.
+
+    Returns:
+        A context manager.
 
     Example:
         >>> with sparsejax.use_kernels("reference"):

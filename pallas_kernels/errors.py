@@ -21,7 +21,7 @@ class KernelArgumentError(KernelError, ValueError):
 
 
 class BackendError(KernelError, RuntimeError):
-    """A backend was asked for by name that cannot run here.
+    """The backend that was asked for cannot run here.
 
     Example:
         >>> pallas_kernels.compact(jnp.ones(8), 4, backend="triton")  # without a GPU

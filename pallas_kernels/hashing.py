@@ -33,11 +33,14 @@ def mix32(x: Any, seed: Any) -> Any:
 
 
 def draw_seeds(count: int, seed: int = 0) -> np.ndarray:
-    """Seeds for as many hashes, uint32 [count]: the same for the same two numbers.
+    """Draws seeds of hashes; the same arguments give the same seeds.
 
     Args:
-        count: How many. `partition` takes one more than it has second hashes.
-        seed: Which ones; all ranks need the same.
+        count: The number of seeds. `partition` takes one more than it has hashes for slots.
+        seed: Which seeds; the same on all ranks.
+
+    Returns:
+        uint32 [count].
 
     Example:
         >>> seeds = pallas_kernels.draw_seeds(4)

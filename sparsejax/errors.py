@@ -62,7 +62,7 @@ class AxisError(SparsejaxError, ValueError):
 
 
 class AlreadySummedError(SparsejaxError, ValueError):
-    """A gradient was summed over the axis before it was to be synchronized.
+    """A gradient was summed over the axis before it was synchronized.
 
     Example:
         >>> tx = sparsejax.dense_sync()
@@ -85,7 +85,7 @@ class LeafError(SparsejaxError, TypeError):
 
 
 class RuleError(SparsejaxError, ValueError):
-    """A rule matches no leaf, has no effect, or says something unknown.
+    """A rule matches no leaf, has no effect, or has an unknown value.
 
     Example:
         >>> sparsejax.zen_sync(rules={"no such leaf": "dense"}).init(params)
@@ -105,7 +105,7 @@ class PlanError(SparsejaxError, ValueError):
 
 
 class CheckpointError(SparsejaxError, ValueError):
-    """A checkpoint cannot be written or read, or is of something else.
+    """A checkpoint cannot be written or read, or belongs to something else.
 
     Example:
         >>> sparsejax.restore("no/such/folder", like=params)
@@ -138,7 +138,7 @@ class JobError(SparsejaxError, RuntimeError):
 
 
 class ReplicaError(SparsejaxError, RuntimeError):
-    """Ranks hold different bits of what should be the same on all of them.
+    """Ranks hold different bits of what should be equal on all of them.
 
     Example:
         >>> everywhere = jax.sharding.NamedSharding(mesh, P())
@@ -175,7 +175,7 @@ class BadNumberError(SparsejaxError, FloatingPointError):
 
 
 class NeedsRanks(StateError):
-    """A state depends on the ranks, and was asked for where they are not known.
+    """A state depends on the ranks, and was made where they are not known.
 
     Example:
         >>> params = {"w": jnp.zeros(8)}  # on no mesh
@@ -186,7 +186,7 @@ class NeedsRanks(StateError):
 
 
 class DenseGradientWarning(_Documented, UserWarning):
-    """The gradient of a table that is read by rows is dense: all of it is used too.
+    """The gradient of a table that is read by rows is dense, since it has other uses.
 
     Example:
         >>> import warnings
@@ -201,9 +201,9 @@ class DenseGradientWarning(_Documented, UserWarning):
 
 
 class UntoldBatchWarning(_Documented, UserWarning):
-    """A step of several processes was given another batch than `next_batch` of the last.
+    """A step of several processes was given another batch than the announced `next_batch`.
 
-    Rows that were held back may then be read one step old: `metrics` counts them.
+    Delayed rows may then be read one step old: `metrics` counts them.
 
     Example:
         >>> import warnings

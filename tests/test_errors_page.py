@@ -10,10 +10,10 @@ import warnings
 import pytest
 
 import sparsejax
+from docs.public import REFERENCE
 from sparsejax import errors
 from sparsejax.jobs.start import facts
 from tests.helpers import snippets
-from tests.test_api import REFERENCE
 from tests.test_readme import BLOCK, PAGES, run
 
 

@@ -10,18 +10,20 @@ from pallas_kernels.reference import indices as reference
 def bitmap_encode(
     x: jax.Array, units: jax.Array | None = None, *, backend: str | None = None
 ) -> jax.Array:
-    """Packs which elements are non-zero, 32 to a word, the first lowest.
+    """Packs which elements are not zero into bits, 32 to a word, the first one lowest.
 
-    With a list of units, as that of a server in Zen's hash bitmap, bit i tells of element
-    `units[i]`. Bits after the last are zero.
+    With a list of units, as that of an owner in Zen's hash bitmap, bit i stands for element
+    `units[i]`. Bits after the last one are zero.
 
     Args:
         x: Floating [n].
-        units: int32 [m], if not all are meant; a unit out of range means the nearest.
-        backend: See `backends`.
+        units: int32 [m], the elements that bits stand for; all elements if None. A unit out
+            of range stands for the nearest one.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
-        uint32 [max(1, ceil(m / 32))].
+        uint32 [max(1, ceil(m / 32))], the words.
 
     Example:
         >>> pallas_kernels.bitmap_encode(jnp.array([0.0, 2.0, 0.0, 1.0])).tolist()
@@ -42,17 +44,19 @@ def bitmap_decode(
     *,
     backend: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The inverse: where the bits are set, or which units they stand for.
+    """Finds the set bits of a bitmap, or the units they stand for.
 
     Args:
-        words: uint32 [w].
-        capacity: How many to return at most.
-        units: int32 [m], what the bits stand for; all bits from m on must be zero.
-        backend: See `backends`.
+        words: uint32 [w], as `bitmap_encode` makes them.
+        capacity: The largest number of results.
+        units: int32 [m], the unit of each bit. All bits from m on must be zero.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
-        int32 [capacity], by ascending bit; after the last 32 * w, or -1 where units are
-        given. And how many bits are set, which may exceed the capacity.
+        A pair of int32 [capacity], the set bits in ascending order, or their units; and the
+        number of set bits, which may exceed the capacity. After the last bit stands 32 * w,
+        or -1 with units.
 
     Example:
         >>> words = pallas_kernels.bitmap_encode(jnp.array([0.0, 2.0, 0.0, 1.0]))

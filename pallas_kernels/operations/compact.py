@@ -13,20 +13,21 @@ def compact(
     threshold: jax.typing.ArrayLike | None = None,
     backend: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Finds the non-zero elements of a vector, or those of at least a magnitude.
+    """Finds the non-zero elements of a vector, or those of at least a given magnitude.
 
-    Non-zero is what has any bit set but the sign: denormals and NaN count, -0.0 does not.
-    A NaN has no magnitude, so with a threshold it does not count.
+    An element is not zero if any bit but the sign is set: denormals and NaN count, -0.0
+    does not. With a threshold NaN does not count.
 
     Args:
-        x: Floating, of n elements.
-        capacity: How many indices to return at most.
-        threshold: The least magnitude, a scalar, rounded to x's dtype; None for all that is
-            not zero.
-        backend: See `backends`.
+        x: Floating [n].
+        capacity: The largest number of indices.
+        threshold: The least magnitude, a scalar, rounded to x's dtype. With None all
+            non-zero elements count.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
-        int32 [capacity], the indices in ascending order, n where there are no more, and
+        A pair of int32 [capacity], the indices in ascending order, n after the last; and
         the number of elements found, which may exceed the capacity.
 
     Example:
@@ -34,6 +35,10 @@ def compact(
         >>> indices, count = pallas_kernels.compact(x, capacity=3)
         >>> indices.tolist(), int(count)
         ([1, 3, 4], 2)
+
+    See Also:
+        `pallas_kernels.threshold_hash`: at most one element for each slot of a hash,
+        without a prefix sum.
     """
     checks.floats("x", x)
     checks.positive("capacity", capacity)

@@ -19,14 +19,15 @@ def coo_add(
     first: jax.typing.ArrayLike = 0,
     backend: str | None = None,
 ) -> jax.Array:
-    """Adds up entries of a range of units.
+    """Sums the entries (index, value) of each unit of a range.
 
     Args:
-        indices: int32 [k]; entries outside the range are left out, so -1 marks none.
-        values: [k] or [k, ...], a row an entry.
-        size: How many units the range has.
-        first: Where it begins.
-        backend: See `backends`.
+        indices: int32 [k]. Entries outside the range are left out, so -1 marks none.
+        values: [k] or [k, ...], a value or a row for each entry.
+        size: The number of units of the range.
+        first: The first unit of the range.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
         [size, ...], the sum of the entries of each unit.

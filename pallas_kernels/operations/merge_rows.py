@@ -9,20 +9,19 @@ from pallas_kernels.reference import indices as reference
 def merge_rows(
     ids: jax.Array, rows: int, *, room: int | None = None, backend: str | None = None
 ) -> reference.MergedRows:
-    """Finds the distinct ids of a list, and where each id is among them.
+    """Finds the distinct ids of a list, and the position of each id among them.
 
-    `coo_add(places, values, room)` adds up the values of equal ids.
+    `coo_add(places, values, room)` then sums the values of equal ids.
 
     Args:
-        ids: int32 [k]; those outside [0, rows) are left out.
-        rows: How many rows the table has.
-        room: How many distinct ids there is room for, at least k; k if None.
-        backend: See `backends`.
+        ids: int32 [k]. Those outside [0, rows) are left out.
+        rows: The number of rows of the table.
+        room: The largest number of distinct ids, at least k; k if None.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
-        int32 [room], the ids that there are, ascending, `rows` after the last; int32 [k],
-        the place of each id among them, `room` where it is left out; and how many there
-        are.
+        A `MergedRows`.
 
     Example:
         >>> ids, values = jnp.array([7, 2, 7]), jnp.array([1.0, 2.0, 3.0])

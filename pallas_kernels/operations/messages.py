@@ -44,20 +44,21 @@ def pack_message(
     *,
     backend: str | None = None,
 ) -> jax.Array:
-    """Writes entries of each part into a message: their slots, and their values.
+    """Writes the slots and values of each part into a message.
 
     Args:
         sets: The slots of each part.
-        array: [units, ...], in which the values are.
-        numbers: int32, what is data and the same for all parts: the rank of the first entry
-            that is sent, how many are sent at most, no more than there is room for, and
-            where the parts of a message are (`reference.messages.Places`).
-        spec: What is static of messages.
-        backend: See `backends`.
+        array: [units, ...], the array that has the values.
+        numbers: int32, what is the same for all parts and not static: the rank of the first
+            entry that is sent, the largest number of entries that are sent, at most `room`,
+            and where the parts of a message are (`reference.messages.Places`).
+        spec: The static properties of the messages.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
-        uint32 [parts, end]; words of a message in which there is nothing are zero, and
-        those after it may be anything.
+        uint32 [parts, end], the messages. Unused words of a message are zero, and words
+        after it may be anything.
 
     Example:
         >>> # A header, a bitmap of 32 slots at word 1, room for 4 values from word 2 on.
@@ -67,6 +68,10 @@ def pack_message(
         >>> message = pallas_kernels.pack_message(sets, jnp.arange(32.0), numbers, spec)
         >>> message[0, :2].tolist()  # two entries, and bits 1 and 3
         [2, 10]
+
+    See Also:
+        `pallas_kernels.unpack_message`: adds the values of messages to an array.
+        `pallas_kernels.index_message`: reads what all sizes of messages share.
     """
     slots, counts, units, ends = sets
     _check_rows("slots", slots, ("uint32", "int32"))
@@ -106,22 +111,23 @@ def unpack_message(
     *,
     backend: str | None = None,
 ) -> jax.Array:
-    """Adds the values of all messages to an array, or sets them in it.
+    """Adds the values of received messages to an array, or writes them into it.
 
-    On a GPU values of the same unit are added in any order, by atomic additions. With
-    `ordered` they are added sender by sender, without: the result has the same bits always
-    (`reference.ordered`). No two entries of one message have one unit.
+    No two entries of one message have the same unit. On a GPU, values of the same unit from
+    different senders are added in any order, by atomic additions. With `ordered` they are
+    added sender by sender, and the result always has the same bits.
 
     Args:
-        into: [units, ...].
+        into: [units, ...], the array.
         received: The messages.
-        numbers: As of `pack_message`.
-        spec: What is static of messages.
-        how: What is done with the values.
-        backend: See `backends`.
+        numbers: The same as for `pack_message`.
+        spec: The static properties of the messages.
+        how: Which entries are unpacked, and whether they are added.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
-        [units, ...]. What lies after the array is left out.
+        [units, ...]. Entries whose units lie after the end of the array are left out.
 
     Example:
         >>> numbers = jnp.array([0, 4, 1, 1, 2, 0, 1, 0, 6], jnp.int32)  # as there
@@ -132,6 +138,10 @@ def unpack_message(
         ...     jnp.zeros(32), pallas_kernels.Received(message), numbers, spec)
         >>> total[:5].tolist()
         [0.0, 1.0, 0.0, 3.0, 0.0]
+
+    See Also:
+        `pallas_kernels.pack_message`: writes messages.
+        `pallas_kernels.index_message`: reads what all sizes of messages share.
     """
     message, ends, values = received
     _check_rows("message", message, ("uint32",))
@@ -177,18 +187,23 @@ def index_message(
     *,
     backend: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """What is looked up in messages that were received, whatever their size.
+    """Reads the headers of received messages, and counts the bits of their strings.
+
+    `unpack_message` can use the result, so that messages of all sizes share this work.
 
     Args:
-        message: uint32 [senders, words], as of `pack_message`; it may end after strings.
-        numbers: As of `pack_message`.
-        spec: What is static of messages.
-        backend: See `backends`.
+        message: uint32 [senders, words], as `pack_message` makes them. It may end where the
+            strings end.
+        numbers: The same as for `pack_message`.
+        spec: The static properties of the messages.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
-        int32 [senders], the headers: how many entries each part has in all; and int32
-        [senders, rows], how many bits strings have up to the end of each row of words. Of
-        bitmaps instead int32 [longest, senders, 2]: each word, and the bits before it.
+        A pair of the headers, int32 [senders], which are the number of entries of each
+        part; and int32 [senders, rows], the number of bits of a string up to the end of
+        each row of words. For bitmaps the latter is int32 [longest, senders, 2]: each word
+        and the number of bits before it.
 
     Example:
         >>> # A header of two entries, and a bitmap of 32 slots that says which.
@@ -198,6 +213,10 @@ def index_message(
         >>> heads, ends = pallas_kernels.index_message(message, numbers, spec)
         >>> heads.tolist(), ends.tolist()
         ([2], [[2]])
+
+    See Also:
+        `pallas_kernels.pack_message`: writes messages.
+        `pallas_kernels.unpack_message`: adds the values of messages to an array.
     """
     _check_rows("message", message, ("uint32",))
     checks.positive("longest", spec.longest)
@@ -209,15 +228,17 @@ def index_message(
 def unpacks_in_kernels(
     into: jax.typing.DTypeLike, dtype: jax.typing.DTypeLike, size: int
 ) -> bool:
-    """Whether a kernel unpacks messages: one for all sizes, so that branches share it.
+    """Whether `unpack_message` runs as a kernel, for these dtypes and this size.
 
-    It looks things up in messages, and branches pack what they send: where unpacking, which
-    takes longest, is done by a kernel, so are the others (`backends.auto_prefers`).
+    Unpacking takes longest. Where it runs as a kernel, packing and indexing do, too.
 
     Args:
         into: The dtype of the array that values are added to.
-        dtype: Of the values while they travel.
-        size: Numbers of all messages that are received.
+        dtype: The dtype of the values in the messages.
+        size: The number of values in all received messages.
+
+    Returns:
+        True or False, when traced.
 
     Example:
         >>> with sparsejax.use_kernels("reference"):

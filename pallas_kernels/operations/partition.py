@@ -16,29 +16,30 @@ def partition(
     *,
     backend: str | None = None,
 ) -> Partitioned:
-    """Distributes indices to parts by a hash, each to a place of its own.
+    """Distributes indices over parts by a hash, each to a slot of its own.
 
-    A first hash gives the part. A second one gives a slot of the part's parallel memory; if
-    another index holds that, a third, and so on. An index without a slot goes to the part's
-    serial memory, which is filled from the front, as far as it goes. With `hashes=0` and
-    `slots=0` all go there: an append, the rival of hashing.
+    A first hash gives the part. A second one gives a slot of the part's parallel memory. If
+    another index has that slot, a third hash gives another slot, and so on. An index that
+    finds no slot is appended to the part's serial memory, while there is room. With
+    `hashes=0` and `slots=0` all indices are appended.
 
-    Which of several indices gets a slot depends on the backend, and on a GPU on the run;
-    that each gets one place, in its part, in a slot that one of its hashes names or in the
-    serial memory, does not.
+    Which of several indices gets a slot depends on the backend, and on a GPU on the run.
+    Always the same is that each index gets one slot in its part, which one of its hashes
+    names or which is in the serial memory.
 
     Args:
-        indices: int32 [capacity], each once; negative ones are left out.
-        count: How many of them count, from the front.
-        seeds: uint32, from `draw_seeds`: one for the part and one a slot; the same on all
-            ranks.
-        memory: How much memory parts have, and how many slots to try.
-        backend: See `backends`.
+        indices: int32 [capacity], distinct. Negative ones are left out.
+        count: The number of indices that count, from the front.
+        seeds: uint32, from `draw_seeds`: one for the part, and one for each slot that is
+            tried. The same on all ranks.
+        memory: The sizes of the memory of a part.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
-        `Partitioned`: memory [parts, slots + serial] with the serial memory last, how
-        many went to each serial memory, exact where that is full, and which of the indices
-        found no place. Nothing is lost: what is left can go in a further round.
+        A `Partitioned`. Its memory is [parts, slots + serial], the serial memory last; its
+        counts are how many indices were for each serial memory; and `left` are the indices
+        that found no slot, which can be partitioned in another round.
 
     Example:
         >>> seeds = pallas_kernels.draw_seeds(3)  # one for the part, two for slots
@@ -46,6 +47,15 @@ def partition(
         >>> parts = pallas_kernels.partition(jnp.arange(8), 8, seeds, memory)
         >>> sorted(i for i in parts.memory.ravel().tolist() if i >= 0)
         [0, 1, 2, 3, 4, 5, 6, 7]
+
+    References:
+        Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
+        Synchronization, OSDI 2025, Algorithm 1
+
+    See Also:
+        `pallas_kernels.partition_dense`: the same from a dense vector.
+        `pallas_kernels.partition_by_bits`: the same from a dense vector, without
+        collisions.
     """
     checks.integers("indices", indices)
     seeds, memory = checks.memory(indices.size, seeds, memory)

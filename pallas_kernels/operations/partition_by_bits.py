@@ -17,29 +17,35 @@ def partition_by_bits(
     threshold: jax.typing.ArrayLike | None = None,
     backend: str | None = None,
 ) -> Partitioned:
-    """Distributes the elements of a vector that count to parts, by the striped hash.
+    """Distributes the non-zero elements of a vector over parts by the striped hash.
 
-    What `compact` and `partition` do together, in one read of x: a bit for each element,
-    the bits split by part as words, then each part's searched by rank. No index collides
-    with another, nothing depends on the order of threads, and each part is sorted by slot.
+    It does what `compact` and `partition` do, in one read of x. Each element becomes a bit,
+    the bits are divided among parts as words, and each part's indices are found by rank. No
+    indices collide, the result does not depend on the order of threads, and each part is
+    sorted by slot.
 
     Args:
         x: Floating [n].
-        parts: How many parts.
-        capacity: Room for indices in each.
-        seed: Which striped hash; all ranks need the same.
-        threshold: As of `compact`.
-        backend: See `backends`.
+        parts: The number of parts.
+        capacity: The largest number of indices of a part.
+        seed: Which striped hash; the same on all ranks.
+        threshold: As for `compact`.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
-        `Partitioned`: memory [parts, capacity], how many elements each part has, and which
-        elements found no room.
+        A `Partitioned`. Its memory is [parts, capacity], its counts are the number of
+        elements of each part, and `left` are the elements that found no room.
 
     Example:
         >>> x = jnp.zeros(100).at[jnp.array([3, 50, 99])].set(1.0)
         >>> parts = pallas_kernels.partition_by_bits(x, parts=2, capacity=3)
         >>> sorted(i for i in parts.memory.ravel().tolist() if i >= 0)
         [3, 50, 99]
+
+    See Also:
+        `pallas_kernels.partition`: from a list of indices, by Zen's Algorithm 1.
+        `pallas_kernels.partition_dense`: from a dense vector, by Zen's Algorithm 1.
     """
     checks.floats("x", x)
     checks.positive("parts", parts)

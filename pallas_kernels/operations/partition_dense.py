@@ -15,21 +15,22 @@ def partition_dense(
     threshold: jax.typing.ArrayLike | None = None,
     backend: str | None = None,
 ) -> Partitioned:
-    """Distributes the elements of a vector that count to parts, each to a place of its own.
+    """Distributes the non-zero elements of a vector over parts by a hash.
 
-    What `compact` and `partition` do together, without a list in between: x is read once,
-    and there is no capacity that the elements have to fit but that of the parts.
+    It does what `compact` and `partition` do, in one read of x and without a list of
+    indices.
 
     Args:
         x: Floating [n].
-        seeds: As of `partition`.
-        memory: As of `partition`.
-        threshold: As of `compact`.
-        backend: See `backends`.
+        seeds: As for `partition`.
+        memory: As for `partition`.
+        threshold: As for `compact`.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
-        `Partitioned`, as of `partition`; but which elements found no place is marked by a
-        bit each, uint32 [max(1, ceil(n / 32))].
+        A `Partitioned`, as of `partition`; but `left` has a bit for each element, uint32
+        [max(1, ceil(n / 32))].
 
     Example:
         >>> x = jnp.zeros(100).at[jnp.array([3, 50, 99])].set(1.0)
@@ -38,6 +39,14 @@ def partition_dense(
         >>> parts = pallas_kernels.partition_dense(x, seeds, memory)
         >>> sorted(i for i in parts.memory.ravel().tolist() if i >= 0)
         [3, 50, 99]
+
+    References:
+        Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
+        Synchronization, OSDI 2025, Algorithm 1
+
+    See Also:
+        `pallas_kernels.partition`: the same from a list of indices.
+        `pallas_kernels.partition_by_bits`: the same without collisions, by a striped hash.
     """
     checks.floats("x", x)
     seeds, memory = checks.memory(x.size, seeds, memory)

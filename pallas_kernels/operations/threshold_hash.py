@@ -15,27 +15,39 @@ def threshold_hash(
     slots: int,
     backend: str | None = None,
 ) -> jax.Array:
-    """Selects elements of at least a magnitude, as many as find a slot.
+    """Selects elements of at least a given magnitude, at most one for each slot of a hash.
 
-    Of those that hash to one slot one stays. With l elements and m slots a share of
-    (m / l) (1 - exp(-l / m)) stays, 79% for m = 2 l; with another seed, others.
+    Of the elements that hash to one slot, one is selected. Of l elements and m slots, the
+    expected share that is selected is
+
+        (m / l) (1 - exp(-l / m))
+
+    which is 79% for m = 2 l. With another seed, others are.
 
     Args:
         x: Floating [n].
-        threshold: The least magnitude; a NaN has none.
-        seed: uint32, one of `draw_seeds` or of the step: with a seed for all steps the same
-            elements would lose each time.
-        slots: How many.
-        backend: See `backends`.
+        threshold: The least magnitude. NaN has none.
+        seed: uint32, one of `draw_seeds`, or one of the step. With the same seed in all
+            steps, the same elements would collide each time.
+        slots: The number of slots.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
 
     Returns:
-        int32 [slots]: indices, -1 where there is none; element 0 is as good as any.
+        int32 [slots], the indices; -1 where a slot is empty.
 
     Example:
         >>> x, seed = jnp.array([0.1, -3.0, 0.2, 0.0]), jnp.uint32(7)
         >>> slots = pallas_kernels.threshold_hash(x, 1.0, seed, slots=4)
         >>> [i for i in slots.tolist() if i >= 0]
         [1]
+
+    References:
+        Wang et al., DRAGONN: Distributed Randomized Approximate Gradients of Neural
+        Networks, ICML 2022
+
+    See Also:
+        `pallas_kernels.compact`: all elements of at least a given magnitude.
     """
     checks.floats("x", x)
     checks.positive("slots", slots)

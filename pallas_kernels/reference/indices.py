@@ -61,12 +61,13 @@ def coo_add(indices, values, first, size):
 
 
 class MergedRows(NamedTuple):
-    """The distinct ids of a list, and where each id is among them.
+    """The distinct ids of a list, and the position of each id among them.
 
     Attributes:
-        ids: int32 [room], the distinct ids, ascending; the height after the last.
-        places: int32 [k], where the row of each id goes; `room` if it is none of the table.
-        found: int32, how many distinct ids there are.
+        ids: int32 [room], the distinct ids, ascending; after the last, the number of rows
+            of the table.
+        places: int32 [k], the position of each id in `ids`; `room` if it is out of range.
+        found: int32, the number of distinct ids.
 
     Example:
         >>> ids, places, found = pallas_kernels.merge_rows(jnp.array([7, 2, 7]), rows=10)

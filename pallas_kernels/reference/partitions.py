@@ -22,18 +22,23 @@ _FEW = 1 << 14  # a tile where few are expected
 
 @dataclasses.dataclass(frozen=True)
 class HashMemory:
-    """The memory of Algorithm 1, static: each part has a parallel and a serial one.
+    """The sizes of the memory into which `partition` hashes indices: Algorithm 1 of Zen.
 
     Attributes:
-        parts: How many parts.
-        slots: Places in the parallel memory of a part, r1 in the paper; it advises twice
+        parts: The number of parts.
+        slots: Slots in the parallel memory of a part, r1 in the paper, which advises twice
             as many as there are indices a part.
-        serial: Places in its serial memory, r2 in the paper, a tenth of r1.
-        hashes: How many slots to try, k in the paper; all seeds but the first if None.
+        serial: Slots in the serial memory of a part, r2 in the paper: a tenth of r1.
+        hashes: The number of slots that an index tries, k in the paper. If None, one for
+            each seed but the first.
 
     Example:
         >>> pallas_kernels.HashMemory(parts=4, slots=20, serial=2).room
         22
+
+    References:
+        Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
+        Synchronization, OSDI 2025
     """
 
     parts: int
@@ -43,7 +48,7 @@ class HashMemory:
 
     @property
     def room(self) -> int:
-        """Places of a part."""
+        """The number of slots of a part, in both memories."""
         return self.slots + self.serial
 
 
@@ -51,13 +56,13 @@ class Partitioned(NamedTuple):
     """Indices by part.
 
     Attributes:
-        memory: int32 [parts, room], -1 where there is no index.
-        counts: int32 [parts], how many indices wanted to be where room is not certain:
-            the serial memory of `partition`, the whole part of `partition_by_bits`. Above
-            the room there, the difference found none.
-        left: Which of the input found no room: for `partition` booleans by place among the
-            indices, for `partition_by_bits` booleans by element, for `partition_dense` a
-            bit an element, 32 to a word.
+        memory: int32 [parts, room], the indices of each part; -1 where there is none.
+        counts: int32 [parts], the number of indices for the memory that may overflow: the
+            serial one for `partition`, all of the part for `partition_by_bits`. What
+            exceeds its size found no slot.
+        left: The indices that found no slot: for `partition` booleans by position in the
+            input, for `partition_by_bits` booleans by element, for `partition_dense` packed
+            bits by element, 32 to a word.
 
     Example:
         >>> memory, counts, left = pallas_kernels.partition_by_bits(

@@ -20,23 +20,24 @@ TRAVELS = ("float32", "float16", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class MessageSpec:
-    """What is static of messages.
+    """The static properties of messages, for which kernels are compiled.
 
     Attributes:
-        room: Entries of the longest message, a multiple of 4.
-        words: Of a message, whichever it is: wherever the values begin, those of the whole
-            room must fit after it, and planes that are not sent begin after them.
-        longest: Words of the longest string or bitmap.
-        planes: For how many bytes of a slot the places say where they are.
-        dtype: Of the values while they travel; that of the array if None.
-        units: The map from parts, or senders, and slots to units; the slots themselves if
-            None.
-        at: Which of the numbers is the first that is meant.
-        end: How many words of a message are packed, where its size is known: no fewer than
-            it has. All if None.
-        bitmaps: Whether slots travel as bitmaps as wide as a part of `units`, all of them
-            in these messages, and what they replace is zero: then kernels may write the
-            array in its own order.
+        room: The number of entries of the longest message, a multiple of 4.
+        words: The words of a message of any size. The values of `room` entries must fit
+            behind any place where values may begin. Planes that are not sent are placed
+            after them.
+        longest: The words of the longest string or bitmap.
+        planes: For how many bytes of a slot `numbers` has a place.
+        dtype: The dtype of the values in a message; that of the array if None.
+        units: The map from parts (or senders) and slots to units. If None, a slot is a
+            unit.
+        at: The index in `numbers` at which the numbers of these messages begin.
+        end: How many words of a message are packed, where its size is known; at least as
+            many as it has. All if None.
+        bitmaps: Whether slots are sent as bitmaps as wide as a part of `units`, in all of
+            these messages, and replace zeros. Kernels may then write the array in its own
+            order.
 
     Example:
         >>> spec = pallas_kernels.MessageSpec(room=4, words=6, longest=1)
@@ -56,20 +57,21 @@ class MessageSpec:
 
     @property
     def packed(self) -> int:
-        """How many words of a message are packed."""
+        """The number of words of a message that are packed."""
         return self.words if self.end is None else self.end
 
 
 @dataclasses.dataclass(frozen=True)
 class Unpacking:
-    """What is done with the values of messages that were received.
+    """How values of received messages are written.
 
     Attributes:
-        replaces: Whether they replace those of the array, else they are added; then no two
-            entries have one unit.
-        ordered: Whether senders are added one after another: kernels take a launch each.
-        first: The first entry of each message that is meant, a multiple of 4.
-        last: The one after the last; all that there is room for if None.
+        replaces: Whether values replace those of the array. Then no two entries have the
+            same unit. If False, they are added.
+        ordered: Whether senders are added one after another. Kernels then take one launch
+            for each.
+        first: The first entry of each message that is unpacked, a multiple of 4.
+        last: The entry after the last one that is unpacked; `room` if None.
 
     Example:
         >>> pallas_kernels.Unpacking(ordered=True).replaces
@@ -82,22 +84,21 @@ class Unpacking:
     last: int | None = None
 
     def until(self, room: int) -> int:
-        """The one after the last entry that is meant, of messages with this room."""
+        """The entry after the last one that is unpacked, of messages with this room."""
         return room if self.last is None else self.last
 
 
 class SlotSets(NamedTuple):
-    """The slots of each part, whose values are packed.
+    """The slots of each part whose values are packed.
 
     Attributes:
-        slots: As packed bits, uint32 [parts, k], or in a list, int32 [parts, room],
-            ascending from the one of the first rank that is sent on, and anything after the
-            last.
-        counts: int32 [parts], how many slots each part has in all.
-        units: Beside a list, int32 [parts, room], where in the array their values are,
-            if not where the map of the `MessageSpec` says.
-        ends: int32 [parts, rows], how many bits slots have up to the end of each row of
-            words (`reference.messages.row_ends`), where it is known; for packed bits.
+        slots: Packed bits, uint32 [parts, k]; or a list, int32 [parts, room], ascending
+            from the first slot that is sent, with anything after the last.
+        counts: int32 [parts], the number of slots of each part.
+        units: With a list, int32 [parts, room]: the units of the slots, if the map of the
+            `MessageSpec` does not give them.
+        ends: With packed bits, int32 [parts, rows], where it is known: the number of bits
+            up to the end of each row of words (`reference.messages.row_ends`).
 
     Example:
         >>> sets = pallas_kernels.SlotSets(jnp.array([[1, 3, 32, 32]]), jnp.array([2]))
@@ -112,20 +113,20 @@ class SlotSets(NamedTuple):
 
     @property
     def is_listed(self) -> bool:
-        """Whether slots are in a list."""
+        """Whether the slots are a list, and not packed bits."""
         return self.slots.dtype == jnp.int32
 
 
 class Received(NamedTuple):
-    """Messages that were received, whole or in pieces.
+    """Received messages, whole or in pieces.
 
     Attributes:
-        message: uint32 [senders, words], as of `pack_message`; what lies after a message is
-            not looked at.
-        ends: Those of `index_message`, of the same messages; then these may end where the
-            places say, or where what `values` has begins.
-        values: uint32 [senders, words], the values from the entry `Unpacking.first` on,
-            where a message was sent in pieces.
+        message: uint32 [senders, words], as `pack_message` makes them. What lies after the
+            end of a message is not read.
+        ends: The second result of `index_message` for these messages, or None. With it,
+            `message` may end where its strings end, or where `values` begins.
+        values: uint32 [senders, words], the values from entry `Unpacking.first` on, where a
+            message was sent in pieces.
 
     Example:
         >>> received = pallas_kernels.Received(jnp.array([[2, 0b1010]], jnp.uint32))

@@ -36,15 +36,15 @@ _LONGEST = 600
 
 @dataclasses.dataclass(frozen=True)
 class LeafPlan:
-    """The scheme and the unit of one leaf.
+    """The scheme and the unit of one leaf, an entry of a `Plan`.
 
     Attributes:
-        path: Its path in the tree, written a/b/c.
-        shape: Its shape.
-        dtype: Its dtype, by name.
-        unit: What an index points at: "element" or "row".
-        scheme: The scheme that adds it up.
-        note: The reason for the choice, for the reader of the file.
+        path: The leaf's path in the tree, written a/b/c.
+        shape: The leaf's shape.
+        dtype: The name of the leaf's dtype.
+        unit: What an index stands for: "element" or "row".
+        scheme: The scheme that sums it.
+        note: The reason for the choice, for readers of the file.
 
     Example:
         >>> leaf = sparsejax.advise.LeafPlan(
@@ -74,7 +74,7 @@ class LeafPlan:
             raise ArgumentError(f"rows need two axes, and the shape is {self.shape}.")
 
     def row(self) -> tuple[str, ...]:
-        """The cells of a table: path, shape, unit, scheme, room and codes, note."""
+        """Returns the cells of a table: path, shape, unit, scheme, capacity, note."""
         ways = [(f"{way}_code", f"{way}_capacity") for way in ("push", "pull")]
         given = [[getattr(self.scheme, name, None) for name in names] for names in ways]
         room = [
@@ -91,8 +91,9 @@ class Plan(Assignment):
     """The schemes and the units of all leaves of a model.
 
     Attributes:
-        ranks: For how many ranks it was made: hosts, where there are two levels.
-        leaves: One entry a leaf, in the order of the tree.
+        ranks: The number of ranks that it was made for; of hosts, where there are two
+            levels.
+        leaves: One entry for each leaf, in the order of the tree.
 
     Example:
         >>> zen = sparsejax.schemes.Zen()
@@ -112,7 +113,12 @@ class Plan(Assignment):
             )
 
     def check_leaves(self, paths: Sequence[str], leaves: Sequence[Any]) -> None:
-        """Raises unless the plan was made for a tree of these leaves."""
+        """Raises if the plan was made for another tree.
+
+        Args:
+            paths: The paths of the leaves.
+            leaves: The leaves, or their shapes and dtypes.
+        """
         by_path = {leaf.path: leaf for leaf in self.leaves}
         missing = [path for path in paths if path not in by_path]
         extra = [path for path in by_path if path not in set(paths) and not is_part()]
@@ -151,7 +157,7 @@ class Plan(Assignment):
             )
 
     def decide(self, paths, leaves):
-        """The scheme and the unit of each leaf; raises if the tree is another."""
+        """Returns the scheme and the unit of each leaf; raises for another tree."""
         self.check_leaves(paths, leaves)
         by_path = {leaf.path: (leaf.scheme, leaf.unit) for leaf in self.leaves}
         return [by_path[path] for path in paths]
@@ -161,7 +167,7 @@ class Plan(Assignment):
         return [leaf.scheme for leaf in self.leaves]
 
     def map(self, change: Callable[[Scheme], Scheme]) -> "Plan":
-        """A plan with each scheme replaced by what `change` makes of it."""
+        """Returns a plan with each scheme replaced by the result of `change`."""
         leaves = [
             dataclasses.replace(leaf, scheme=change(leaf.scheme)) for leaf in self.leaves
         ]
@@ -174,12 +180,12 @@ class Plan(Assignment):
         return "\n".join([f"plan for {self.ranks} ranks", "", *table(rows, {0, 2, 3, 6})])
 
     def to_json(self) -> str:
-        """The plan as text."""
+        """Returns the plan as text."""
         return codec.dumps(self, format=_FORMAT) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """The plan that `to_json` wrote, edited or not."""
+        """Reads the plan from text that `to_json` has made, edited or not."""
         try:
             head = codec.loads(text, "the plan")
             codec.check_keys("the plan", head, {"format", "ranks", "leaves"})

@@ -48,20 +48,23 @@ def make_plan(
     """Makes the plan that would have been fastest in the profiled steps.
 
     Args:
-        profiles: Of one or more steps: results of `profile` or `profile_from_state`; for
-            the `sync` of `sparsejax.local_steps`, of what ranks have moved in a round.
+        profiles: Results of `profile` or `profile_from_state`, one for each step. For the
+            `sync` of `sparsejax.local_steps`, profiles of the offsets.
         params: The parameters, or their shapes and dtypes.
-        ranks: How many ranks there are; hosts, where there are two levels.
+        ranks: The number of ranks; of hosts, where there are two levels.
         network: Bandwidth and latency between the ranks.
         gbit_per_s: Bandwidth of a rank's link in one direction, where `network` is None.
         latency_us: Time of an empty message, where `network` is None.
-        candidates: Schemes to choose from beside the dense sum; if None the two optima of
-            Zen's Theorem 1, and all entries to all in one round.
-        headroom: Room in a message over the largest profiled need.
-        inner: Ranks of a host, where there are two levels; the profiles are then of all
+        candidates: The schemes to choose from besides the dense sum. If None: the two
+            optima of Zen's Theorem 1, and all entries to all ranks in one round.
+        headroom: The capacity of a message, as a multiple of the largest profiled need.
+        inner: The ranks of a host, where there are two levels. The profiles are then of all
             ranks of all hosts.
-        rules: As in `sparsejax.sync`. "dense", a scheme, and units are kept as they are.
-        wire_dtype: As in `sparsejax.sync`.
+        rules: The rules of `sparsejax.sync`. "dense", schemes and units in them are kept.
+        wire_dtype: The `wire_dtype` of `sparsejax.sync`.
+
+    Returns:
+        A `Plan`, for `sparsejax.sync(plan)`.
 
     Example:
         >>> table = {"users": jnp.zeros((1000, 300)).at[:10].set(1.0)}
@@ -71,6 +74,11 @@ def make_plan(
         ...     [jax.jit(watch)(table)], table, ranks=4, gbit_per_s=25, latency_us=20)
         >>> [leaf.path for leaf in plan.leaves]
         ['users']
+
+    See Also:
+        `sparsejax.profile`: measures gradients.
+        `sparsejax.advise.profile_from_state`: reads profiles from a running
+        synchronization.
     """
     network = network_of(network, gbit_per_s, latency_us)
     for name, value in (("ranks", ranks), ("inner", inner)):

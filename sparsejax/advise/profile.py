@@ -39,15 +39,22 @@ from sparsejax.wire.collectives import Wire
 
 
 class LeafProfile(NamedTuple):
-    """The density of one step's gradient of one leaf; equal on all ranks.
+    """The density of one leaf in the gradient of one step, equal on all ranks.
 
     Attributes:
-        counts: float32 [sums]: non-zero units of the fullest rank, and of the fullest of
-            the sums over 2, 4, ... and all ranks.
-        skewness: The fullest of as many equal ranges as ranks over the mean one, of the
-            rank where it is worst (Zen, definition 5).
+        counts: float32 [sums]: the non-zero units of the fullest rank, and of the fullest
+            of the sums over 2, 4, ... and all ranks.
+        skewness: The units of the fullest of as many equal ranges as ranks, divided by the
+            mean, on the rank where it is largest (Zen, definition 5).
         sum_skewness: The skewness of the sum.
-        ranks: On how many ranks it was taken.
+        ranks: The number of ranks.
+
+    Example:
+        >>> watch = lambda grads: sparsejax.profile(sparsejax.local(grads))
+        >>> watch = jax.shard_map(watch, mesh=mesh, in_specs=P(), out_specs=P())
+        >>> seen = jax.eval_shape(watch, {"users": jnp.zeros((1000, 300))})
+        >>> isinstance(seen["users"], sparsejax.advise.profile.LeafProfile)
+        True
     """
 
     counts: jax.Array
@@ -59,17 +66,16 @@ class LeafProfile(NamedTuple):
 def profile(
     grads: Any, axis_name: AxisName | None = None, *, rules: Rules | None = None
 ) -> dict[str, LeafProfile]:
-    """Measures how sparse the gradients of one step are; call it inside `shard_map`.
+    """Measures how sparse the gradients of one step are, inside `jax.shard_map`.
 
     Args:
         grads: The gradients of this rank, not yet synchronized.
-        axis_name: The axis of the ranks; the only manual one if None.
-        rules: As in `sparsejax.sync`: they say which leaves go by rows.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        rules: The rules of `sparsejax.sync`, which say which leaves have rows as units.
 
     Returns:
-        By path, the profile of every leaf that is not small, equal on all ranks: leave
-        `shard_map` with `out_specs=P()`. Tables by columns have none: no synchronization
-        sends them.
+        The profile of each leaf by path, equal on all ranks, so that `out_specs=P()` fits.
+        Small leaves have none, and no `ColumnTable` has, since no synchronization sends it.
 
     Example:
         >>> watch = lambda grads: sparsejax.profile(sparsejax.local(grads))
@@ -78,6 +84,10 @@ def profile(
         >>> seen = jax.jit(watch)(table)
         >>> int(seen["users"].ranks)
         4
+
+    See Also:
+        `sparsejax.advise.profile_from_state`: reads them from a running synchronization.
+        `sparsejax.make_plan`: makes a plan from profiles.
     """
     axis_name = axes.resolve(axis_name, "sparsejax.profile")
     paths, leaves, _ = tree.flatten(sharded.apart(grads).rest, "sparsejax.profile")
@@ -131,20 +141,27 @@ def _measure(flags, axis_name):
 def profile_from_state(
     opt_state: Any, params: Any, *, ranks: int, rules: Rules | None = None
 ) -> dict[str, LeafProfile]:
-    """Reads profiles from the metrics of the last step of a running `zen_sync`.
+    """Reads profiles from the last step of a running `zen_sync`.
 
-    Leaves that were exchanged together get the same densities. The metrics say nothing of
-    skewness.
+    They come from its metrics. Leaves that were exchanged together have the same densities.
+    Skewness is not known.
 
     Args:
-        opt_state: An optimizer state with a synchronization by `zen_sync` in it.
+        opt_state: An optimizer state with the state of `zen_sync` in it.
         params: The parameters, or their shapes and dtypes.
-        ranks: How many ranks there were.
-        rules: The rules that `zen_sync` had.
+        ranks: The number of ranks.
+        rules: The rules that `zen_sync` was given.
+
+    Returns:
+        The profile of each leaf by path, for `make_plan`.
 
     Example:
         >>> opt_state = sparsejax.init(tx, params, mesh)
         >>> seen = sparsejax.advise.profile_from_state(opt_state, params, ranks=4)
+
+    See Also:
+        `sparsejax.profile`: measures gradients; skewness, too.
+        `sparsejax.make_plan`: makes a plan from profiles.
     """
     paths, leaves, _ = tree.flatten(sharded.apart(params).rest)
     states = find(opt_state, ExchangeState)

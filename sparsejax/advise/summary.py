@@ -20,20 +20,28 @@ _HEADING = (
 
 
 def summary(state: Any) -> str:
-    """Tabulates the bytes that one rank sent, in the last step and since the first.
+    """Tabulates the bytes that one rank sent, in the last step and since the first one.
 
-    A row is a bucket of leaves that were exchanged together. Densities are those of its
-    fullest rank and of the sum; `densely` is what an all-reduce would have sent. Buckets
-    that were exchanged as one, because a sparsifier selected from all of them, have shares
-    of the bytes, one density, and all rounds in the first's row. Nothing is computed or
-    sent, so one process of several may ask alone; `sparsejax.metrics` has the same as
-    numbers.
+    A row is a bucket of leaves that were exchanged together. Its densities are those of the
+    rank with the most entries, and of the sum. `densely` is what an all-reduce would have
+    sent. Where a sparsifier selects from several buckets together, they are exchanged as
+    one: each has a share of the bytes, all have one density, and the first has the rounds.
+    Nothing is computed or sent, so one of several processes may call it alone.
+
+    Args:
+        state: An optimizer state, in which transformations may be chained, masked or
+            partitioned.
+
+    Returns:
+        The table as text.
 
     Example:
         >>> print(sparsejax.summary(state.opt_state))
 
-    Args:
-        state: An optimizer state, chained, masked or partitioned as you like.
+    See Also:
+        `sparsejax.metrics`: the same as numbers.
+        `sparsejax.residuals`: what ranks have not sent yet.
+        `sparsejax.explain`: forecasts the same before a run.
     """
     numbers = {key: float(np.asarray(x)) for key, x in metrics(state).items()}
     prefixes = [key.split("/")[0] for key in numbers if key.endswith("/exchanges")]

@@ -31,26 +31,26 @@ def measure_teams(
     steps: int = 5,
     **options: Any,
 ) -> dict[int, float]:
-    """Runs `spardl_sync` with every number of teams that divides the ranks.
+    """Measures `spardl_sync` with every number of teams that divides the ranks.
 
-    Takes as long as compiling each of them, and `steps` synchronizations of each; in a job
-    of several processes all of them call it.
-
-    Example:
-        >>> times = sparsejax.advise.measure_teams(params, 0.01, mesh)
-        >>> tx = sparsejax.spardl_sync(0.01, teams=min(times, key=times.get))
+    It compiles each of them, and runs `steps` synchronizations of each. In a job of several
+    processes all call it.
 
     Args:
         params: The parameters, or anything with their shapes and dtypes.
         density: The share of elements that are sent.
         mesh: The mesh.
-        axis_name: The axis of the ranks, where the mesh has several.
-        steps: How many synchronizations of each are timed, in turn.
-        **options: For `spardl_sync`: `between`, `code`, `rules`.
+        axis_name: The mesh axis of the ranks, where the mesh has several axes.
+        steps: The number of synchronizations that are timed for each number of teams.
+        **options: The arguments `between`, `code` and `rules` of `spardl_sync`.
 
     Returns:
-        The seconds of a synchronization by the number of teams: the median, of the slowest
+        The seconds of a synchronization by the number of teams, the median of the slowest
         process.
+
+    Example:
+        >>> times = sparsejax.advise.measure_teams(params, 0.01, mesh)
+        >>> tx = sparsejax.spardl_sync(0.01, teams=min(times, key=times.get))
     """
     arguments.check_whole("steps", steps, 1)
     if "teams" in options:

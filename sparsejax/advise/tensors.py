@@ -40,11 +40,15 @@ _REPEATS = 5
 
 @dataclasses.dataclass(frozen=True)
 class CompressionCost:
-    """The time to compress a tensor and to decompress those of all ranks.
+    """The time to compress a tensor, and to decompress those of all ranks.
+
+    For n elements it is, in seconds,
+
+        fixed + by_number n
 
     Attributes:
-        fixed: Seconds for a tensor of any size.
-        by_number: Further seconds for each of its elements.
+        fixed: The seconds that do not depend on the size.
+        by_number: The seconds for each element.
 
     Example:
         >>> cost = sparsejax.advise.CompressionCost(fixed=1e-4, by_number=1e-9)
@@ -63,7 +67,7 @@ class CompressionCost:
         arguments.check_at_least("by_number", self.by_number, 0)
 
     def time(self, numbers: int) -> float:
-        """Seconds for a tensor of `numbers` elements."""
+        """Returns the seconds for a tensor of `numbers` elements."""
         return self.fixed + self.by_number * numbers
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -72,19 +76,23 @@ class CompressionCost:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "CompressionCost":
-        """Reads a cost that `save` wrote."""
+        """Reads a cost that `save` has written."""
         where = f"the cost in {path}"
         return codec.decode(cls, codec.loads(codec.read(path, "the cost"), where), where)
 
 
 def measure_compression(sparsifier: base.Selector, ranks: int) -> CompressionCost:
-    """Measures a sparsifier on this machine's default device, once for all calls.
+    """Measures the compression time of a sparsifier on the default device.
 
-    In a job of several processes all of them call it, and get the times of the first one.
+    Results are kept for later calls. In a job of several processes all call it, and all get
+    the times of the first process.
 
     Args:
-        sparsifier: One of `sparsejax.sparsifiers` that selects.
-        ranks: How many ranks' entries are decoded.
+        sparsifier: A sparsifier of `sparsejax.sparsifiers` that selects elements.
+        ranks: The number of ranks whose entries are decoded.
+
+    Returns:
+        The `CompressionCost`, for `worthwhile`.
 
     Example:
         >>> kind = sparsejax.sparsifiers.TopK(0.001)
@@ -168,6 +176,18 @@ def worthwhile(
 ) -> Callable[[str, Any], bool]:
     """Says which leaves are worth compressing, for `compress=` of a sparsifier.
 
+    Args:
+        ranks: The number of ranks.
+        network: The bandwidth and latency between the ranks.
+        gbit_per_s: The bandwidth of a rank's link in one direction, where `network` is
+            None.
+        latency_us: The time of an empty message, where `network` is None.
+        sparsifier: The sparsifier that compresses.
+        cost: The compression time; `measure_compression` measures it if None.
+
+    Returns:
+        A function from a leaf's path and the leaf to whether to compress it.
+
     Example:
         >>> dragonn = sparsejax.sparsifiers.Dragonn(0.001)
         >>> network = sparsejax.Network(gbit_per_s=25, latency_us=20)
@@ -175,17 +195,6 @@ def worthwhile(
         ...     ranks=16, network=network, sparsifier=dragonn)
         >>> tx = optax.chain(
         ...     sparsejax.sparsify(dragonn, compress=pays), sparsejax.zen_sync())
-
-    Args:
-        ranks: How many ranks there are.
-        network: Bandwidth and latency between the ranks.
-        gbit_per_s: Bandwidth of a rank's link in one direction, where `network` is None.
-        latency_us: Time of an empty message, where `network` is None.
-        sparsifier: The sparsifier that compresses.
-        cost: The time of compression; measured here (`measure_compression`) if None.
-
-    Returns:
-        A function from a leaf's path and the leaf to whether to compress it.
     """
     network = network_of(network, gbit_per_s, latency_us)
     _check(sparsifier, ranks)

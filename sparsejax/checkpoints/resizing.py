@@ -21,34 +21,39 @@ from sparsejax.units.units import wide
 
 
 def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
-    """A state as if it had been built up on another number of ranks.
+    """Returns a state for another number of ranks.
 
-    What ranks hold back, or have gathered so far, is spread evenly over the new ones, so
-    that all of it reaches the parameters as before. What schemes remember of how they went
-    is that of the fresh state: thresholds are found, and regions bounded, anew. All else is
-    kept. `sparsejax.restore` calls it by itself. What owners hold of sums, as those of
-    `sparsejax.chunked_sync` do, goes to the new owners as it is.
+    What the ranks hold back or have accumulated is distributed evenly over the new ranks,
+    so that all of it reaches the parameters. What owners hold of sums, as those of
+    `sparsejax.chunked_sync` do, goes to the new owners. What schemes remember from earlier
+    steps is that of the new state: thresholds and regions are computed again. All else is
+    kept. `sparsejax.restore` calls it by itself.
 
-    A round of `sparsejax.local_steps` goes on: the anchor, the outer optimizer and the
-    number of steps are kept as they are. Each new rank begins with the mean of the old
-    ranks' offsets, and with the mean of their inner moments. So the mean of the offsets is
-    kept, and how the ranks differed from it is lost. What is no floating number, as a count
-    or a PRNG key, new rank r has from old rank r modulo their number.
+    A round of `sparsejax.local_steps` continues: the anchor, the outer optimizer and the
+    number of steps are kept. Each new rank begins with the mean of the old ranks' offsets
+    and inner moments. So the mean of the offsets is kept, and their differences are lost.
+    What is no floating number, such as a count or a PRNG key, new rank r takes from old
+    rank r modulo their number.
+
+    Args:
+        state: The whole state, as a checkpoint of orbax returns it when restored into
+            `sparsejax.abstract_state(tx, params, mesh, ranks=...)`.
+        like: A new state for the new ranks, from the same transformation and parameters.
+        reduce: "mean" or "sum", the `reduce` of the synchronization, where the state does
+            not say it. With a mean over fewer ranks each counts more. So with "mean" a new
+            rank gets what a rank had on average, and with "sum" a share of the total.
+
+    Returns:
+        The new state, placed as `like` is.
 
     Example:
         >>> fresh = sparsejax.init(tx, params, mesh)  # of four ranks
         >>> state = sparsejax.resized(state, like=fresh)  # it was saved by eight
 
-    Args:
-        state: The state, whole, as a checkpoint gives it back when it is restored into
-            `sparsejax.abstract_state(tx, params, mesh, ranks=...)`.
-        like: A fresh one for the new ranks, from the same transformation and parameters.
-        reduce: The reduction of the synchronization, "mean" or "sum", where the state does
-            not say. A mean over fewer ranks weighs each more, so what each of them gets is
-            what each had on average; of a sum it is a share.
-
-    Returns:
-        The new state, placed as `like` is.
+    See Also:
+        `sparsejax.restore`: reads a checkpoint, and calls this.
+        `sparsejax.save`: writes a checkpoint.
+        `sparsejax.abstract_state`: the target to restore a checkpoint of orbax's own into.
     """
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((state, like))):
         raise ArgumentError(

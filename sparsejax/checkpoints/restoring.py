@@ -37,12 +37,30 @@ def restore(
     about: records.About | None = None,
     reduce: str | None = None,
 ) -> Any:
-    """Returns the state that `sparsejax.save` wrote, on the present mesh.
+    """Reads a state that `sparsejax.save` has written, on the mesh of now.
 
-    On as many ranks as it was saved by, each device reads its own part, and training goes
-    on as if it had not ended. On others `sparsejax.resized` gives what ranks held to those
-    that there are. Of several processes all call it; what one of them cannot read, all
-    refuse.
+    On as many ranks as it was saved by, each device reads its own part, and training
+    continues as if it had not ended. On another number of ranks `sparsejax.resized`
+    distributes what ranks held. Of several processes all call it, and if one of them cannot
+    read its part, all raise.
+
+    Args:
+        path: The folder of the checkpoint.
+        like: A new state for the mesh, of the same parameters and optimizer:
+            `trainer.init(params)`, or a tree with `sparsejax.init(tx, params, mesh)` in it.
+            It says where the arrays of the checkpoint are placed; its values are not used.
+            On as many ranks `sparsejax.abstract_state` is enough.
+        about: What the state should belong to, to be compared with the `about` of `save`.
+        reduce: See `sparsejax.resized`, which rarely needs it.
+
+    Returns:
+        The state, placed as `like` is.
+
+    Raises:
+        CheckpointError: There is no checkpoint, it is not whole, a later version wrote it,
+            or it is of another model, transformation or run: before an array is read. Its
+            arrays are damaged. Of several processes on all, if one of them finds it so.
+        JobError: Another process does not say whether it could read its part.
 
     Example:
         >>> opt_state = sparsejax.init(tx, params, mesh)  # on these ranks
@@ -50,20 +68,10 @@ def restore(
         >>> sparsejax.save("run/1000", like)  # on these, or on others
         >>> restored = sparsejax.restore("run/1000", like)
 
-    Args:
-        path: The folder.
-        like: A fresh state for the mesh, with the same parameters and the same optimizer:
-            `trainer.init(params)`, or a tree with `sparsejax.init(tx, params, mesh)` in it.
-            Its arrays say where those of the checkpoint go; its numbers do not matter. On
-            as many ranks `sparsejax.abstract_state` will do.
-        about: What the state is to be of, where that is compared.
-        reduce: As in `sparsejax.resized`, which needs it rarely.
-
-    Raises:
-        CheckpointError: There is no checkpoint, it is not whole, a later version wrote it,
-            or it is of another model, transformation or run: before an array is read. Its
-            arrays are damaged. Of several processes on all, if one of them finds it so.
-        JobError: Another process does not say whether it could read its part.
+    See Also:
+        `sparsejax.save`: writes it.
+        `sparsejax.resized`: changes the number of ranks of a state in memory.
+        `sparsejax.abstract_state`: a target for checkpoints of orbax's own.
     """
     read = lambda: _read(path, like, about)
     places, found, others = together.on_all("whether it can restore", read)

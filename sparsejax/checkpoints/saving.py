@@ -26,28 +26,24 @@ def save(
     about: records.About | None = None,
     replace: bool = False,
 ) -> None:
-    """Writes a state, to be restored by `sparsejax.restore`.
+    """Writes a state into a folder, for `sparsejax.restore`.
 
-    It is written whole or not at all: all of it is read back and compared before it gets
-    its name, and a crash or a full disk leaves what was there. Of several processes all
-    call it, with a path that all of them see, and each writes the shards that it has; what
-    is no global array, as NumPy's arrays, is that of process 0. Where one of them cannot
-    write or read its part, all raise, those that have to wait for it within minutes. It
-    needs orbax: `pip install 'sparsejax[checkpoint]'`.
-
-    Example:
-        >>> opt_state = sparsejax.init(tx, params, mesh)
-        >>> sparsejax.save("run/1000", {"params": params, "opt_state": opt_state})
+    It is written whole or not at all. All of it is read back and compared before the folder
+    gets its name, and a crash or a full disk leaves what was there before. Of several
+    processes all call it, with a path that all of them see. Each writes its shards. What is
+    no global array, such as a NumPy array, is written by process 0. If one process cannot
+    write or read its part, all raise, at the latest within minutes. It needs orbax: `pip
+    install 'sparsejax[checkpoint]'`.
 
     Args:
         path: A folder that does not exist yet, such as one for each step. Its name may have
-            at most 219 bytes, and no part of its path a backslash.
-        state: What to save: a `sparsejax.TrainState`, an optimizer's state, or any tree of
-            arrays, and of numbers and texts of Python's.
-        about: What the state is of, as texts and numbers: the data, a seed. `restore`
-            compares it, and tells it in its message.
-        replace: Whether it takes the place of an existing checkpoint, which is kept
-            until the new one was read back.
+            at most 219 bytes, and no part of the path may have a backslash.
+        state: The state: a `sparsejax.TrainState`, an optimizer's state, or any tree of
+            arrays, Python numbers and texts.
+        about: What the state belongs to, such as the data or a seed, as texts and numbers.
+            `restore` compares it.
+        replace: Whether to replace an existing checkpoint. The old one is kept until the
+            new one was read back.
 
     Raises:
         CheckpointError: The path cannot have a checkpoint, or has something already. The
@@ -56,6 +52,15 @@ def save(
             Nothing was written.
         StateError: The state is used up, or was cut. Nothing was written.
         JobError: Another process does not say whether it could write its part.
+
+    Example:
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> sparsejax.save("run/1000", {"params": params, "opt_state": opt_state})
+
+    See Also:
+        `sparsejax.restore`: reads it, on any number of ranks.
+        `sparsejax.resized`: changes the number of ranks of a state in memory.
+        `sparsejax.abstract_state`: a target for checkpoints of orbax's own.
     """
     folder = folders.folder_of(path)
     part, arrays = described(state)

@@ -35,65 +35,83 @@ def chunked_sync(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the k largest entries of each block, in few bits, by messages of one size.
 
-    Matrices are cut into blocks of 64 x 64, vectors into runs of 64. Of every block as many
-    entries are sent, so a message has one size, known from the shapes: with the defaults
-    0.16 bits a parameter, 205 times less than float32. Up to eight ranks each sends it to
-    each other one. Of more ranks each owns a part of the blocks: it is sent its blocks of
-    all messages, adds them up, and sends the `pull_k` largest entries of each sum to all.
-    So a rank sends 0.66 bits a parameter at any number of ranks. What is not sent, and what
-    rounding takes from what is, stays on the rank and is added to the next gradient:
-    `sparsejax.residuals(state)` shows it. What an owner does not send of a sum it adds to
-    the next one, `decay` times; that is not among the residuals of ranks. On other ranks
-    `sparsejax.restore` gives it to their owners. A state with owners cannot be restored
-    into one without: name `via` where that may be needed.
+    A matrix is cut into blocks of 64 x 64 numbers, a vector into runs of 64. Every block
+    sends the same number of entries. So the size of a message follows from the shapes: with
+    the defaults 0.16 bits a parameter, 205 times less than float32.
 
-    At a density of 1.6% few ranks send the same element. Divided by all ranks, as a mean
-    over ranks is, an update is then many times smaller than that of each sender; so by
-    default an element is divided by the number of ranks that sent it.
+    Up to eight ranks each send their message to all others. More ranks have owners of
+    blocks: an owner is sent its blocks of all messages, sums them, and sends the `pull_k`
+    largest entries of each sum to all. A rank then sends 0.66 bits a parameter at any
+    number of ranks.
+
+    With e the residual of a rank and g its gradient, in each step
+
+        e    = decay e + g
+        sent = the k largest entries of each block of e, rounded
+        e    = e - sent
+
+    `sparsejax.residuals(state)` shows e. An owner keeps what it does not send of a sum in
+    the same way; that is not among the residuals of ranks. `sparsejax.restore` on other
+    ranks gives it to their owners. A state with owners cannot be restored into one without:
+    set `via` where that may be needed.
+
+    At a density of 1.6% few ranks send the same entry. A mean over all ranks would then be
+    many times smaller than what each sender sent. So by default an entry is divided by the
+    number of ranks that sent it.
 
     `tx.update(grads, state, params, weight=tokens)` weighs ranks, by a number that each has
-    for itself. A rank of weight 0 counts nothing, and keeps all that it accumulated.
+    for itself. A rank of weight 0 counts nothing, and keeps all that it has accumulated.
 
-    Of a block with fewer than k numbers that are not zero, zeros are sent as well. One bit
-    or two round them to the smaller magnitude, and the next exchange takes that back: a
-    table few of whose rows have a gradient is better sent by `sparsejax.zen_sync`.
+    A block with fewer than k non-zero numbers sends zeros, too. In one or two bits these
+    are rounded to the smaller magnitude, and the next exchange takes that back. So a table
+    few of whose rows have a gradient is better sent by `sparsejax.zen_sync`.
 
-    NaN and infinity count as the largest magnitudes, and are sent. Where one bit or two
-    stand for a value, one such number makes all that a leaf receives NaN or infinite. Wrap
-    the chain in `sparsejax.skip_nonfinite` where a gradient may be bad.
+    NaN and infinity count as the largest magnitudes, and are sent. In one or two bits, one
+    such number makes the whole sum of a leaf NaN or infinite: wrap the chain in
+    `sparsejax.skip_nonfinite` where a gradient may have one.
 
     Args:
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        k: How many entries of a whole block are sent; smaller sends less.
-        chunk: Numbers in a whole block: a square, of the largest side of a block. A side is
-            the largest divisor of the dimension that is no longer; of a smaller block
-            round(k * its size / chunk) entries are sent, at least one.
-        values: How values travel: "2bit" (the sign and one of two magnitudes), "2bit-bins"
-            (SparseLoCo's four bins), "sign", "4bit" (the sign and a power of two), "int8",
-            "fp8", "float16", "bfloat16" or "float32".
-        over: "senders", or "ranks": what an element of the sum is divided by.
-        decay: The share of what was left out that comes back with the next gradient, in
-            (0, 1]; SparseLoCo's is 0.95.
+        k: The number of entries that a whole block sends; smaller sends less.
+        chunk: The numbers in a whole block, the square of its largest side. A side is the
+            largest divisor of the dimension that is no longer than that. A smaller block
+            sends round(k * its size / chunk) entries, at least one.
+        values: How values are sent: "2bit" (the sign and one of two magnitudes),
+            "2bit-bins" (SparseLoCo's four bins), "sign", "4bit" (the sign and a power of
+            two), "int8", "fp8", "float16", "bfloat16" or "float32".
+        over: What an entry of the sum is divided by: the number of its "senders", or of all
+            "ranks".
+        decay: The share of the residual that is added to the next gradient, in (0, 1];
+            SparseLoCo's is 0.95.
         reduce: "mean", or "sum": that times the number of ranks.
-        clip_to_median: Whether what a rank sends of a leaf is scaled so that its norm is at
-            most the median of all ranks. What is clipped stays in the rank's residual.
-            There are no owners then.
-        via: "all_gather": each rank sends its message to all, or "owners": to the owners of
-            blocks. By default owners above eight ranks.
-        pull_k: How many entries of a whole block of a sum come back from its owner; 4 k if
-            None. Fewer send less, and wait longer.
-        transform: What the entries of a block are: its numbers if None; "dct": its cosine
-            coefficients, as in DeMo. Those are selected, sent and added up, and their sum
-            is transformed back. It is the same on all ranks on devices of one kind.
+        clip_to_median: Whether a rank scales what it sends of a leaf so that its norm is at
+            most the median of all ranks. What is clipped stays in its residual. There are
+            no owners then.
+        transform: What the entries of a block are: its numbers if None, or with "dct" its
+            cosine coefficients, as in DeMo. These are selected, sent and summed, and the
+            sum is transformed back. Results are the same on all ranks on devices of one
+            kind.
+        via: "all_gather": each rank sends its message to all. "owners": blocks have owners.
+            None: owners above eight ranks.
+        pull_k: The number of entries of a whole block of a sum that its owner sends; 4 k if
+            None. Fewer send less, and leave more for later steps.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.chunked_sync(decay=0.95), optax.sgd(0.1))
         >>> opt_state = sparsejax.init(tx, params, mesh)
 
     References:
-        Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo,
-        arXiv 2508.15706
+        Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, arXiv
+        2508.15706
+
         Peng et al., DeMo: Decoupled Momentum Optimization, arXiv 2411.19870
+
+    See Also:
+        `sparsejax.rounds.sparse_loco`: local steps with this exchange.
+        `sparsejax.rounds.demo`: an optimizer with this exchange of cosine coefficients.
     """
     check_axis_name(axis_name, "sparsejax.chunked_sync")
     _check_block(k, chunk)

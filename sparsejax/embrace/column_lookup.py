@@ -38,16 +38,40 @@ def column_lookup(
     capacity: Any = None,
     traffic: bool = False,
 ) -> Any:
-    """Rows of tables that are sharded by columns, as `sparsejax.lookup` returns them.
+    """Returns rows of tables that are sharded by columns, as `sparsejax.lookup` does.
 
-    Runs inside `jax.shard_map`, as in the loss of `sparsejax.data_parallel`. Each rank gets
-    whole vectors for its own ids. The gradient that a rank gets for its columns holds those
-    of all ranks' losses, added up: `sparsejax.zen_sync` and others divide it by the number
-    of ranks and send nothing for it. All ranks must call it together, as any collective.
+    It runs inside `jax.shard_map`, as in the loss of `sparsejax.data_parallel`. Each rank
+    gets whole vectors for its ids. The gradient of a rank's columns is the sum over the
+    losses of all ranks: `sparsejax.zen_sync` and others divide it by the number of ranks,
+    and send nothing for it. All ranks must call it together, like any collective.
 
-    Under `sparsejax.value_and_grad` the gradient has the rows that any rank has read
-    (`RowGrads`, ids of different ranks may repeat); under `jax.grad` it is dense, which is
-    said once.
+    Under `sparsejax.value_and_grad` the gradient is `RowGrads` with the rows that any rank
+    has read; ids of different ranks may repeat. Under `jax.grad` it is dense, and a warning
+    says so once.
+
+    Args:
+        tables: A `ColumnTable`, or a tree of them, all of one dtype and over one axis.
+        ids: Integers of any shape, or a tree of them like the tables. All ranks have ids of
+            the same shape.
+        mode: For ids out of range, as in `jnp.take`: "fill" (the default), "clip" or
+            "wrap". Such an id affects the rank that has it alone, and has no gradient.
+        fill_value: The value of "fill"; NaN if None. Ids from -rows to -1 count from the
+            end.
+        capacity: The number of distinct ids of a table that a rank usually has: one number,
+            or a tree of numbers. If those of all ranks fit, that many vectors are sent;
+            otherwise, or without it, as many as there are ids.
+        traffic: Whether to return what was sent, too.
+
+    Returns:
+        Vectors of the shape `[*ids.shape, dim]`, or a tree of them. With `traffic` a pair
+        of these and a `Traffic`: its pull is that of ids and vectors, its push that of
+        gradients, whether or not there is a backward pass, and its scalars are those of
+        `capacity`.
+
+    Raises:
+        AxisError: The tables' axis is no manual axis here.
+        ArgumentError: Tables of several dtypes or axes, or with fewer columns than ranks.
+        StateError: Columns that were made for another number of ranks.
 
     Example:
         >>> create = functools.partial(sparsejax.ColumnTable.create, mesh=mesh)
@@ -62,29 +86,8 @@ def column_lookup(
         ...     in_specs=(sparsejax.state_specs(tables), P("data")), out_specs=P("data"),
         ... ))(tables, ids)
 
-    Args:
-        tables: A `ColumnTable`, or a tree of them, all of one dtype and over one axis.
-        ids: Integers of any shape, or a tree of them like the tables. All ranks have ids
-            of one shape.
-        mode: For ids out of range, as in `jnp.take`: "fill" (if None), "clip" or "wrap". It
-            is the rank with such an id that gets what it stands for, and no gradient flows;
-            on other ranks, and in what they are sent, nothing changes.
-        fill_value: What "fill" returns; NaN if None. Ids from -rows to -1 count from the
-            end.
-        capacity: How many distinct ids a rank has of a table, as a rule: a number for all
-            tables, or a tree of numbers. Where those of all ranks fit, that many vectors
-            are sent; else as many as there are ids. Without it the latter.
-        traffic: Whether to return what was sent, too.
-
-    Returns:
-        Vectors of the shape `[*ids.shape, dim]`, or a tree of them; with `traffic` a pair
-        of these and a `Traffic`: its pull is that of ids and vectors, its push that of
-        gradients, whether or not there is a backward pass, its scalars a `capacity`'s.
-
-    Raises:
-        AxisError: The tables' axis is no manual axis here.
-        ArgumentError: Tables of several dtypes or axes, or with fewer columns than ranks.
-        StateError: Columns that were made for another number of ranks.
+    See Also:
+        `sparsejax.lookup`: rows of a table that each rank has whole.
     """
     reads, structure = _reads(tables, ids, capacity)
     arguments.check_one_of("mode", "fill" if mode is None else mode, MODES)

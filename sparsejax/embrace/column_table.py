@@ -49,24 +49,35 @@ class Unsent:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class ColumnTable(Sharded):
-    """A table [rows, dim] sharded by columns over the ranks: a parameter of a model.
+    """A table [rows, dim] that is sharded by columns over the ranks.
 
-    It is a node in a tree of parameters, with one array in it. Gradients of the tree, and
-    what an optimizer keeps, have such nodes in the same places, so that all of this library
-    knows what is sharded: `sparsejax.state_specs(params)` gives the specs for `shard_map`,
-    `sparsejax.data_parallel` needs none, and synchronizations send nothing for it.
+    It is a parameter of a model, and a node in a tree of parameters, with one array in it.
+    Gradients of the tree and states of optimizers have such nodes in the same places. So
+    all of this library knows what is sharded: `sparsejax.state_specs(params)` returns the
+    specs for `shard_map`, `sparsejax.data_parallel` needs none, and synchronizations send
+    nothing for it.
 
-    Where dim is no multiple of the number of ranks, the array has a few columns of zeros at
-    its end, which no gradient reaches. Tables of one dim are the same on any number of
-    ranks but for these: `ColumnTable.of(table.whole(), mesh, axis_name)` is the table on
-    another mesh.
+    Where dim is no multiple of the number of ranks, the array ends in a few columns of
+    zeros, which have no gradient. Otherwise a table does not depend on the ranks:
+    `ColumnTable.of(table.whole(), mesh, axis_name)` is the table on another mesh.
 
-    What is sent for it `sparsejax.column_lookup(..., traffic=True)` says; `explain` and
-    `metrics`, which are about synchronizations, do not list it.
+    `sparsejax.column_lookup(..., traffic=True)` returns what is sent for it. `explain` and
+    `metrics` are about synchronizations, and do not list it.
 
-    An optimizer must look at each number alone, as SGD, Adam and Adagrad do, with
-    `sparsejax.lazy` around it or not. What keeps one number a row, as
-    `sparsejax.rows.rowwise_adagrad` does, or takes a norm, would see some columns only.
+    The optimizer must treat each number separately, as SGD, Adam and Adagrad do, with or
+    without `sparsejax.lazy`. One that keeps a number for each row, such as
+    `sparsejax.rows.rowwise_adagrad`, or takes a norm, would be given some of the columns
+    only.
+
+    Attributes:
+        value: [rows, columns], the columns of all ranks one after another; inside
+            `shard_map` those of this rank.
+        dim: The number of columns of the table, without padding.
+        axis_name: The mesh axis of the ranks, or axes.
+        weight: Inside a loss: the factor of this rank's gradient; None is 1. A rank of
+            weight 0 reads no rows, and gets zeros.
+        tap: Inside a loss whose gradient stays on the ranks: what the gradient is taken of
+            in place of the columns; see `sparsejax.embrace.vertical`.
 
     Example:
         >>> users = sparsejax.ColumnTable.create(jax.random.key(0), 10_000, 64, mesh)
@@ -79,16 +90,6 @@ class ColumnTable(Sharded):
         >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
         >>> batch = {"users": jnp.arange(16), "y": jnp.ones((16, 1))}
         >>> state, loss = trainer.step(trainer.init(params), batch)
-
-    Attributes:
-        value: [rows, columns], the columns of all ranks one after another; inside
-            `shard_map` those of this rank.
-        dim: How many columns the table has, without those that fill it up.
-        axis_name: The mesh axis of the ranks, or axes.
-        weight: Inside a loss, by how much this rank's gradient counts; None: like all. A
-            rank whose weight is 0 reads no rows, and gets zeros for them.
-        tap: Inside a loss whose gradient is to stay on the ranks: what it is taken with
-            respect to, in place of the columns; see `sparsejax.embrace.vertical`.
 
     References:
         Li et al., EmbRace: Accelerating Sparse Communication for Distributed Training of
@@ -113,16 +114,16 @@ class ColumnTable(Sharded):
         init: Callable[..., jax.Array] = DEFAULT_INIT,
         dtype: jax.typing.DTypeLike = jnp.float32,
     ) -> "ColumnTable":
-        """A new table, each device with its columns: no one makes all of it.
+        """Makes a new table; each device makes its own columns.
 
         Args:
-            key: A PRNG key; the numbers do not depend on the ranks.
-            rows: How many rows.
-            dim: How many numbers a row has, at least one for each rank.
+            key: A PRNG key. The values do not depend on the number of ranks.
+            rows: The number of rows.
+            dim: The number of columns, at least one for each rank.
             mesh: The mesh.
-            axis_name: The axis of the ranks, where the mesh has several.
-            init: From a key, a shape and a dtype to numbers.
-            dtype: Of the numbers.
+            axis_name: The mesh axis of the ranks, where the mesh has several axes.
+            init: A function from a key, a shape and a dtype to values.
+            dtype: The dtype of the values.
         """
         arguments.check_whole("rows", rows, 1)
         arguments.check_whole("dim", dim, 1)
@@ -141,12 +142,12 @@ class ColumnTable(Sharded):
     def of(
         cls, values: Any, mesh: Mesh, axis_name: AxisName | None = None
     ) -> "ColumnTable":
-        """The table with these numbers.
+        """Makes the table of given values.
 
         Args:
-            values: [rows, dim]; several processes give equal ones.
+            values: [rows, dim], equal on all processes.
             mesh: The mesh.
-            axis_name: The axis of the ranks, where the mesh has several.
+            axis_name: The mesh axis of the ranks, where the mesh has several axes.
         """
         axis_name = specs.data_axis(mesh, axis_name, "sparsejax.ColumnTable.of")
         ranks = specs.ranks_of(mesh, axis_name)
@@ -174,17 +175,17 @@ class ColumnTable(Sharded):
         return cls(value, shape[1], axis_name)
 
     def whole(self) -> jax.Array:
-        """The table [rows, dim], outside of `shard_map`.
+        """Returns the table [rows, dim], outside of `shard_map`.
 
         It stays sharded by columns where dim is a multiple of the number of ranks.
-        Elsewhere each device gets all of it.
+        Otherwise each device gets all of it.
         """
         if np.shape(self.value)[1] == self.dim:
             return self.value
         return axes.unsharded(self.value)[:, : self.dim]
 
     def specs(self, path: str = "") -> "ColumnTable":
-        """The PartitionSpecs of the table, or of what is kept of it."""
+        """Returns the PartitionSpecs of the table, or of an optimizer's state of it."""
         names = axes.axis_names(self.axis_name)
         is_inside = set(names) <= set(axes.manual_axes())
         ranks = Wire(self.axis_name).ranks if is_inside else 1
@@ -213,19 +214,19 @@ class ColumnTable(Sharded):
 
     @property
     def is_sent(self) -> bool:
-        """Whether, if it is a gradient, each rank has been sent its part."""
+        """Whether each rank has been sent its part, if this is a gradient."""
         return not isinstance(self.value, Unsent)
 
     def with_weight(self, weight: jax.Array) -> "ColumnTable":
-        """The table, whose gradient counts by a factor on this rank; with 0 it has none."""
+        """Returns the table with a factor on this rank's gradient; with 0 it has none."""
         return dataclasses.replace(self, weight=weight)
 
     def columns_on(self, ranks: int, name: str) -> jax.Array:
-        """This rank's columns, inside `shard_map`; raises where it holds others.
+        """Returns this rank's columns inside `shard_map`; raises where there are others.
 
         Args:
-            ranks: How many ranks there are.
-            name: The table, for the message.
+            ranks: The number of ranks.
+            name: The table's name, for the message.
         """
         _check_dim(name, self.dim, ranks)
         shape, wanted = np.shape(self.value), width(self.dim, ranks)
@@ -245,7 +246,12 @@ class ColumnTable(Sharded):
         )
 
     def check_ranks(self, path: str, ranks: int) -> None:
-        """Raises where the table cannot be sharded among `ranks` ranks."""
+        """Raises where the table cannot be sharded over that many ranks.
+
+        Args:
+            path: The table's path, for the message.
+            ranks: The number of ranks.
+        """
         name = f"the table {path!r} {self._name()}"
         _check_dim(name, self.dim, ranks)
         wanted = width(self.dim, ranks) * ranks
@@ -258,13 +264,18 @@ class ColumnTable(Sharded):
             )
 
     def for_ranks(self, ranks: int) -> "ColumnTable":
-        """The shapes and dtypes of the table for `ranks` ranks."""
+        """Returns the shapes and dtypes of the table for `ranks` ranks."""
         columns = width(self.dim, ranks) * ranks
         one = lambda x: jax.ShapeDtypeStruct((x.shape[0], columns), x.dtype)
         return jax.tree.map(one, self)
 
     def fitted(self, x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """An array [rows, columns] for other ranks, as the table itself would be."""
+        """Returns an array of the table's state, cut or padded for other ranks.
+
+        Args:
+            x: [rows, columns], the columns of all ranks.
+            shape: The shape for the other ranks.
+        """
         if x.ndim < 2 or x.shape == tuple(shape):
             return x
         return _filled_up(x[:, : self.dim], shape[1], np)

@@ -15,19 +15,26 @@ from sparsejax.placement import specs
 
 
 class ColumnEmbed(nn.Module):
-    """`flax.linen.Embed` with a `ColumnTable` for its parameter, "embedding".
+    """`flax.linen.Embed` with a `ColumnTable` as its parameter, "embedding".
 
-    `init` runs outside of `shard_map`, as of any module, and makes each device's columns on
-    it; what it returns are zeros. `apply` runs inside.
+    `init` runs outside of `shard_map`, and makes each device's columns on it; the vectors
+    that it returns are zeros. `apply` runs inside `shard_map`.
 
     Attributes:
-        num_embeddings: How many rows.
-        features: How many numbers a row has.
+        num_embeddings: The number of rows.
+        features: The number of columns.
         mesh: The mesh.
-        axis_name: The mesh axis of the ranks, where the mesh has several.
-        embedding_init: From a key, a shape and a dtype to numbers.
+        axis_name: The mesh axis of the ranks, where the mesh has several axes.
+        embedding_init: A function from a key, a shape and a dtype to values.
         param_dtype: The dtype of the table.
-        capacity: As in `sparsejax.column_lookup`.
+        capacity: See `sparsejax.column_lookup`.
+
+    Example:
+        >>> from sparsejax.embrace import linen
+        >>> embed = linen.ColumnEmbed(num_embeddings=100, features=8, mesh=mesh)
+        >>> params = embed.init(jax.random.key(0), jnp.arange(4))["params"]
+        >>> params["embedding"].whole().shape
+        (100, 8)
     """
 
     num_embeddings: int
@@ -40,7 +47,7 @@ class ColumnEmbed(nn.Module):
 
     @nn.compact
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """The vectors of this rank's ids."""
+        """Returns the vectors of this rank's ids."""
         axis_name = specs.data_axis(self.mesh, self.axis_name, "ColumnEmbed")
         is_inside = set(axes.axis_names(axis_name)) <= set(axes.manual_axes())
 

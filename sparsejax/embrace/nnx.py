@@ -19,20 +19,26 @@ from sparsejax.rows.apply import apply_updates
 
 
 class ColumnEmbed(nnx.Module):
-    """`flax.nnx.Embed` with a `ColumnTable` for its parameter, `embedding`.
+    """`flax.nnx.Embed` with a `ColumnTable` as its parameter, `embedding`.
 
-    It is made outside of `shard_map`, each device's columns on it, and called inside, where
-    `nnx.merge` has put this rank's columns into it.
+    It is made outside of `shard_map`, with each device's columns on it. It is called
+    inside, where `nnx.merge` has put this rank's columns into it.
 
     Args:
-        num_embeddings: How many rows.
-        features: How many numbers a row has.
+        num_embeddings: The number of rows.
+        features: The number of columns.
         mesh: The mesh.
-        axis_name: The mesh axis of the ranks, where the mesh has several.
-        embedding_init: From a key, a shape and a dtype to numbers.
+        axis_name: The mesh axis of the ranks, where the mesh has several axes.
+        embedding_init: A function from a key, a shape and a dtype to values.
         param_dtype: The dtype of the table.
-        capacity: As in `sparsejax.column_lookup`.
-        rngs: Random number generators; that of "params" is drawn from.
+        capacity: See `sparsejax.column_lookup`.
+        rngs: The random number generators, of which "params" is used.
+
+    Example:
+        >>> from sparsejax.embrace import nnx as columns
+        >>> embed = columns.ColumnEmbed(100, 8, mesh, rngs=nnx.Rngs(0))
+        >>> embed.embedding.get_value().whole().shape
+        (100, 8)
     """
 
     def __init__(
@@ -60,18 +66,38 @@ class ColumnEmbed(nnx.Module):
         self.capacity = capacity
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """The vectors of this rank's ids."""
+        """Returns the vectors of this rank's ids."""
         return column_lookup(self.embedding.get_value(), ids, capacity=self.capacity)
 
 
 class Optimizer(nnx.Optimizer):
     """`nnx.Optimizer` for models with a `ColumnEmbed`, or with gradients by rows.
 
-    It is made and called as `nnx.Optimizer` is; see `sparsejax.bind` for its state.
+    It is made and called as `nnx.Optimizer` is. `sparsejax.bind` makes its state.
+
+    Args:
+        model: The model.
+        tx: The optimizer, from `sparsejax.bind`.
+        wrt: The kind of variables that are trained, such as `nnx.Param`.
+
+    Example:
+        >>> from sparsejax.embrace import nnx as columns
+        >>> model = columns.ColumnEmbed(100, 8, mesh, rngs=nnx.Rngs(0))
+        >>> tx = sparsejax.bind(optax.chain(sparsejax.dense_sync(), optax.sgd(0.1)), mesh)
+        >>> optimizer = columns.Optimizer(model, tx, wrt=nnx.Param)
     """
 
     def update(self, model: Any, grads: Any, /, **kwargs: Any) -> Any:
-        """Updates the model and the optimizer's state; returns the updates."""
+        """Updates the model and the optimizer's state in place.
+
+        Args:
+            model: The model, which is changed.
+            grads: The gradients of its trained variables.
+            **kwargs: Further arguments of the transformation's `update`.
+
+        Returns:
+            The updates.
+        """
         params = nnx.as_pure(nnx.state(model, self.wrt))
         variables, structure = jax.tree.flatten(self.opt_state, is_leaf=_is_variable)
         before = nnx.as_pure(self.opt_state)

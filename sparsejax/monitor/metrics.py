@@ -15,22 +15,32 @@ from sparsejax.transforms.wrappers import AccumulateState, SkipState
 
 
 def residuals(state: Any) -> Any:
-    """The residuals as a tree like the parameters, with a leading rank axis.
+    """Returns the residuals of all ranks, as a tree like the parameters.
 
-    Of sparsifiers, and of top-k schemes. A leaf that a sparsifier sends whole has a
-    residual of what rounding to its dtype took, mostly zeros; a leaf whose scheme sends
-    everything is an `optax.MaskedNode`. Where several transformations each have some of the
-    leaves (`optax.masked`, `optax.partition`), it is one tree of all of them.
+    A residual is what a rank has not sent yet, for a sparsifier or a lossy scheme. A leaf
+    that a sparsifier sends whole has the error of rounding to its dtype, mostly zeros. A
+    leaf whose scheme sends everything is an `optax.MaskedNode`. Where several
+    transformations each have some of the leaves (`optax.masked`, `optax.partition`), the
+    result is one tree of all.
 
     Args:
-        state: An optimizer state, chained, masked or partitioned as you like. Inside
-            `shard_map` the rank axis has length 1.
+        state: An optimizer state, in which transformations may be chained, masked or
+            partitioned.
+
+    Returns:
+        The tree. Each leaf has a leading axis of the ranks, which has length 1 inside
+        `shard_map`.
 
     Example:
         >>> tx = optax.chain(sparsejax.dgc(0.01, min_size=0), sparsejax.zen_sync())
         >>> opt_state = sparsejax.init(tx, params, mesh)
         >>> sparsejax.residuals(opt_state)["w"].shape == (4, *params["w"].shape)
         True
+
+    See Also:
+        `sparsejax.metrics`: the norm of the residuals, and the traffic.
+        `sparsejax.summary`: the traffic as a table.
+        `sparsejax.explain`: forecasts the traffic.
     """
     tree.check_there(state, "sparsejax.residuals")
     memories = find(state, FeedbackState)
@@ -60,33 +70,47 @@ def residuals(state: Any) -> Any:
 
 
 def metrics(state: Any) -> dict[str, jax.Array]:
-    """The traffic of the last synchronization and of all, as a flat dict of scalars.
+    """Returns the traffic of the last synchronization and of all, as a dict of scalars.
 
-    Keys are `sync/<leaf>/<what>` for each bucket of leaves that were exchanged together,
-    and `sync/<bytes>` for the totals; a second synchronization in the same state is
-    `sync1`, and so on. `wire_bytes` is what one rank sent, `payload_bytes` what its entries
-    needed, `inside_bytes` what it sent inside a host where there are two levels, or over
-    axes that are not the ranks' under `jit` (`sparsify/inside_bytes` and
-    `accumulate/inside_bytes` where a sparsifier, or `accumulate`, came first),
-    `dense_bytes` what an all-reduce would have sent, `rounds` how many messages with
-    entries followed one another, those left out by which ranks agree on a few numbers;
-    densities and imbalances are as in `Traffic`. Where buckets were exchanged as one, since
-    a sparsifier selected from all of them, each has a share of the bytes by its room for
-    entries, the first has the rounds, and densities and imbalances are those of all.
-    `exchanges` and the bytes that begin with `total_` are since the first state, exact for
-    any length of run; what `skip_nonfinite` left out is not in them. `residual_norm` is
-    there where a rank has a residual: the norm over all ranks. Nothing is computed or sent,
-    so one process of several may ask alone. A sparsifier has `sparsify/residual_norm`, over
-    all leaves. `skip/skipped` is how many updates `skip_nonfinite` left out. With
-    `check_vma=False` the shards of a leaf over a further mesh axis are not seen: then the
-    norm is that of the fullest one.
+    Keys are `sync/<leaves>/<what>` for each bucket of leaves that were exchanged together,
+    and `sync/<what>` for totals. A second synchronization in the same state is `sync1`, and
+    so on.
+
+    * `wire_bytes`: what one rank sent; `payload_bytes`: what its entries needed without
+      padding.
+    * `dense_bytes`: what an all-reduce would have sent.
+    * `inside_bytes`: what one rank sent inside a host, where there are two levels, or under
+      `jit` over axes other than the ranks'. A sparsifier or `accumulate` that came first
+      has its own, `sparsify/inside_bytes` and `accumulate/inside_bytes`.
+    * `rounds`: the number of messages with entries that followed one another.
+    * densities and imbalances: see `Traffic`.
+    * `exchanges`, and bytes that begin with `total_`: since the first state, exact for any
+      length of a run. Steps that `skip_nonfinite` left out are not in them.
+    * `residual_norm`, where ranks have residuals: the norm over all ranks. A sparsifier has
+      `sparsify/residual_norm`, over all leaves. With `check_vma=False` the shards of a leaf
+      over another mesh axis are not known, and the norm is that of the fullest shard.
+    * `skip/skipped`: the number of updates that `skip_nonfinite` left out.
+
+    Where a sparsifier selects from several buckets together, they are exchanged as one.
+    Each then has a share of the bytes by its capacity, the first has the rounds, and
+    densities and imbalances are those of all. Nothing is computed or sent, so one of
+    several processes may call it alone.
 
     Args:
-        state: An optimizer state, chained, masked or partitioned as you like.
+        state: An optimizer state, in which transformations may be chained, masked or
+            partitioned.
+
+    Returns:
+        The scalars by name.
 
     Example:
         >>> opt_state = sparsejax.init(tx, params, mesh)
         >>> sent = sparsejax.metrics(opt_state)["sync/wire_bytes"]
+
+    See Also:
+        `sparsejax.summary`: the same as a table, to be printed.
+        `sparsejax.residuals`: what ranks have not sent yet.
+        `sparsejax.explain`: forecasts the same before a run.
     """
     exchanges = find(state, ExchangeState)
     if not exchanges:

@@ -44,22 +44,34 @@ _TO_NAME_HOSTS = 10.0  # seconds
 def check_replicas(
     tree: Any, axis_name: AxisName | None = None, *, step: int | None = None, every: int = 1
 ) -> None:
-    """Raises on all processes where ranks hold different bits of what should be the same.
+    """Raises on all processes where ranks hold different bits of what should be equal.
 
-    Replicas diverge in silence: by a device that computes wrongly, a checkpoint that a
-    host has another copy of, an update that was never synchronized. Each rank then trains a
-    model of its own, and the loss shows it late or not at all. Compared are the copies of
-    each leaf by a checksum of their bits. A leaf that differs in one element of at most 32
-    bits is always found, any other difference but with a probability of 2**-64.
+    Replicas diverge silently: a device computes wrongly, a host has another copy of a
+    checkpoint, an update was never synchronized. Each rank then trains a model of its own,
+    and the loss shows it late or never. The function compares the copies of each leaf by a
+    checksum of their bits. It finds every difference in one element of at most 32 bits, and
+    misses any other one with a probability of 2**-64.
 
-    It reads each leaf once, sends eight bytes of it, and waits for the result, which is
+    It reads each leaf once, sends eight bytes for it, and waits for the result: that is
     cheap at every 100th step. All processes call it, for the same tree. The trainer of
     `sparsejax.data_parallel(..., check_every=100)` calls it by itself.
 
-    Left out is what is not there twice: what is sharded over the ranks, as the columns of a
-    `ColumnTable`, and what ranks hold each for itself (`PerRank`), such as residuals. Of a
-    leaf that another mesh axis shards the copies of each shard are compared. An array that
-    lies on one device has no copy.
+    Not compared is what has no copy: what is sharded over the ranks, such as a
+    `ColumnTable`; what each rank has for itself (`PerRank`), such as residuals; and arrays
+    on one device. Of a leaf that is sharded over another mesh axis, the copies of each
+    shard are compared.
+
+    Args:
+        tree: Parameters, an optimizer's state, a `TrainState`, or any tree of arrays on a
+            mesh, outside `jax.jit`.
+        axis_name: The mesh axis of the ranks, or axes. None compares all devices that hold
+            the same part of an array.
+        step: The number of the step, a Python int, which the error names.
+        every: With `step`: nothing is done unless it is a multiple of this.
+
+    Raises:
+        ReplicaError: With the first leaves that differ, and the ranks, with their processes
+            and hosts, that hold something else than most.
 
     Example:
         >>> from jax.sharding import NamedSharding
@@ -67,17 +79,9 @@ def check_replicas(
         >>> for step in range(3):
         ...     sparsejax.check_replicas(params, step=step, every=100)  # and train
 
-    Args:
-        tree: Parameters, an optimizer's state, a `TrainState`: any tree of arrays on a
-            mesh, outside `jax.jit`.
-        axis_name: The mesh axis of the ranks, or axes. None compares over all axes: all
-            devices that hold the same part of an array.
-        step: The number of the step, a Python int, which the error names.
-        every: With `step`: nothing is done unless it is a multiple of this.
-
-    Raises:
-        ReplicaError: With the first leaves that differ, and the ranks, with their processes
-            and hosts, that hold something else than most.
+    See Also:
+        `sparsejax.check_job`: compares the processes at the start.
+        `sparsejax.doctor`: checks the whole job before training.
     """
     arguments.check_whole("every", every, 1)
     if step is None:

@@ -43,36 +43,44 @@ def init(
     check_vma: bool = True,
     timeout: float | None = setup.TIMEOUT,
 ) -> Any:
-    """A state of global arrays: what differs by rank sharded, the rest replicated.
+    """Makes the state of an optimizer on a mesh.
 
-    Needed where a transformation keeps something by rank; right for all. In a job of
-    several processes those of the mesh first compare what they are about to train,
-    versions, parameters, mesh and transformation, and where something differs all raise.
+    What differs by rank is sharded, and the rest is replicated. The function is needed
+    where a transformation keeps something by rank, such as a residual, and is right for
+    all. In a job of several processes the processes of the mesh first compare what they are
+    about to train: versions, parameters, mesh and transformation. If something differs, all
+    raise.
 
     Args:
         tx: The optimizer.
         params: The parameters, replicated over the axis of the ranks.
-        mesh: The mesh to train on. None where `update` is called under `jit`: the mesh, and
-            how parameters are sharded, are then those of their arrays, and the axis that
-            of the transformation.
-        axis_name: The axis of the ranks, where the mesh has several.
-        param_specs: The parameters' PartitionSpecs, where `update` runs on their shards: a
-            tree like the parameters, or a prefix of it, as `shard_map` takes. Without them
-            it runs on whole ones. Where their arrays are sharded over further axes of the
-            mesh all the same, which XLA manages, what is like them in the state is, too.
-        check_vma: That of the `shard_map` in which `update` will run. With `param_specs`
-            leaves are put together by the types that it checks.
-        timeout: Seconds to wait for the other processes of the mesh; `math.inf` waits for
-            as long as it takes, and None compares nothing.
+        mesh: The mesh to train on. None where `update` is called under `jit`: the mesh and
+            the shardings are then those of the parameters, and the axis is that of the
+            transformation.
+        axis_name: The mesh axis of the ranks, where the mesh has several axes.
+        param_specs: The parameters' PartitionSpecs, where `update` runs on shards of the
+            parameters inside `shard_map`: a tree like the parameters, or a prefix of it.
+            Without them `update` runs on whole parameters. If their arrays are sharded over
+            other axes of the mesh, which XLA manages, arrays of the state that are like
+            them are sharded, too.
+        check_vma: The `check_vma` of the `shard_map` in which `update` will run. With
+            `param_specs`, leaves are put together by the types that it checks.
+        timeout: Seconds to wait for the other processes of the mesh. `math.inf` waits
+            without limit, and None compares nothing.
 
     Returns:
-        The state, to be passed to `shard_map` with `state_specs(state)`, or with
+        The state. Pass it to `shard_map` with `state_specs(state)`, or with
         `state_specs(state, params, param_specs)` if these were given.
 
     Example:
         >>> tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.sgd(0.1))
         >>> opt_state = sparsejax.init(tx, params, mesh)
         >>> specs = sparsejax.state_specs(opt_state)
+
+    See Also:
+        `sparsejax.bind`: a transformation whose `init` does this.
+        `sparsejax.abstract_state`: the shapes and placements alone.
+        `sparsejax.state_specs`: the PartitionSpecs of the state.
     """
     given, own_specs = params, None
     if mesh is None:
@@ -256,22 +264,30 @@ def bind(
     check_vma: bool = True,
     timeout: float | None = setup.TIMEOUT,
 ) -> optax.GradientTransformationExtraArgs:
-    """The same transformation, whose `init` works anywhere, as `sparsejax.init` does.
+    """Returns the same transformation, whose `init` does what `sparsejax.init` does.
 
-    For what calls `tx.init` by itself: `TrainState.create` of flax, `nnx.Optimizer`,
-    trainers. Its `update` is that of `tx`, and runs inside `shard_map` on that mesh.
+    It is for libraries that call `tx.init` themselves: `TrainState.create` of flax,
+    `nnx.Optimizer`, trainers. Its `update` is that of `tx`, and runs inside `shard_map` on
+    that mesh.
+
+    Args:
+        tx: The optimizer, with the synchronization in it.
+        mesh: The mesh to train on.
+        axis_name: The mesh axis of the ranks, where the mesh has several axes.
+        param_specs: See `sparsejax.init`.
+        check_vma: See `sparsejax.init`.
+        timeout: See `sparsejax.init`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`.
 
     Example:
         >>> tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))
         >>> optimizer = nnx.Optimizer(model, sparsejax.bind(tx, mesh), wrt=nnx.Param)
 
-    Args:
-        tx: The optimizer, with the synchronization in it.
-        mesh: The mesh to train on.
-        axis_name: The axis of the ranks, where the mesh has several.
-        param_specs: As in `sparsejax.init`.
-        check_vma: As in `sparsejax.init`.
-        timeout: As in `sparsejax.init`.
+    See Also:
+        `sparsejax.init`: makes the state itself.
+        `sparsejax.abstract_state`: the shapes and placements alone.
     """
     tree.check_transformation(tx, ())
     tx = optax.with_extra_args_support(tx)
@@ -304,28 +320,35 @@ def abstract_state(
     param_specs: Any = None,
     check_vma: bool = True,
 ) -> Any:
-    """The shapes, dtypes and places of a state, to restore a checkpoint of orbax into.
+    """Returns shapes, dtypes and shardings of a state, to restore with orbax into.
 
-    What `sparsejax.save` wrote comes back by `sparsejax.restore`, with no such target.
+    What `sparsejax.save` has written is read by `sparsejax.restore`, without such a target.
+
+    Args:
+        tx: The optimizer that made the state.
+        params: The parameters, or anything with their shapes and dtypes.
+        mesh: The mesh to train on from now on.
+        axis_name: The mesh axis of the ranks, where the mesh has several axes.
+        ranks: The number of ranks that the state was saved by; that of the mesh if None.
+        param_specs: See `sparsejax.init`.
+        check_vma: See `sparsejax.init`.
+
+    Returns:
+        A tree of `jax.ShapeDtypeStruct`. For as many ranks as the mesh has, each is placed
+        as `sparsejax.init` places it. For another number each device gets the whole, which
+        `sparsejax.resized` takes.
 
     Example:
         >>> target = sparsejax.abstract_state(tx, params, mesh, ranks=8)  # saved by eight
         >>> state = checkpointer.restore(path, target)
         >>> state = sparsejax.resized(state, like=sparsejax.init(tx, params, mesh))
 
-    Args:
-        tx: The optimizer that made the state.
-        params: The parameters; abstract values do.
-        mesh: The mesh to train on from now on.
-        axis_name: The axis of the ranks, where the mesh has several.
-        ranks: How many ranks the state was made for; as many as the mesh has if None.
-        param_specs: As in `sparsejax.init`.
-        check_vma: As in `sparsejax.init`.
-
-    Returns:
-        A tree of `jax.ShapeDtypeStruct`. For the ranks of the mesh each is placed as
-        `sparsejax.init` places it; for others every device gets the whole of it, which
-        `sparsejax.resized` takes.
+    See Also:
+        `sparsejax.init`: makes the state itself.
+        `sparsejax.bind`: a transformation whose `init` does that.
+        `sparsejax.restore`: reads a checkpoint without a target.
+        `sparsejax.save`: writes a checkpoint.
+        `sparsejax.resized`: changes the number of ranks of a state.
     """
     axis_name = data_axis(mesh, axis_name, "sparsejax.abstract_state")
     made_for = mesh

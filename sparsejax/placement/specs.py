@@ -32,21 +32,21 @@ from sparsejax.transforms.select import SelectState
 
 
 def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
-    """The PartitionSpecs of a state, for `shard_map` and for checkpoints.
+    """Returns the PartitionSpecs of a state, for `shard_map` and for checkpoints.
 
     Args:
-        state: An optimizer state, or any tree; abstract values do.
-        params: The parameters that it belongs to, where a further mesh axis shards them;
-            abstract values do.
-        param_specs: Their PartitionSpecs: a tree like the parameters, or a prefix of it, as
-            `shard_map` takes.
+        state: An optimizer state or any tree, of arrays or abstract values.
+        params: The parameters, or their abstract values, where a further mesh axis shards
+            them.
+        param_specs: The PartitionSpecs of the parameters: a tree like them, or a prefix of
+            it, as `shard_map` takes.
 
     Returns:
         The same tree with a spec for every leaf. Without `param_specs` it is `P(axis)` for
-        what differs by rank and `P()` for all others. With them, what a leaf of an
-        optimizer's state is sharded like follows from its path and shape. Where a framework
-        has put the arrays into containers of its own, as `nnx.split` does, no type tells
-        what they are: then each array's place does, and `sparsejax.bind` put it there.
+        what differs by rank and `P()` for all others. With them the spec of an optimizer's
+        array follows from its path and shape. Where a framework has put arrays into its own
+        containers, as `nnx.split` does, the spec is that of the array's sharding, which
+        `sparsejax.bind` has set.
 
     Example:
         >>> opt_state = sparsejax.init(tx, params, mesh)

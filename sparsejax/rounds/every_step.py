@@ -36,32 +36,35 @@ def demo(
     reduce: str = "mean",
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """DeMo: the largest cosine coefficients of momentum, and the sign of their mean.
+    """DeMo: the largest cosine coefficients of the momentum, and the sign of their mean.
 
-    A rank accumulates its gradients g in e. Of each block of 64 x 64 numbers of a matrix,
-    and of each run of 64 of a vector, it sends the largest coefficients. With C the
+    A rank accumulates its gradients g in e. It sends the largest coefficients of each block
+    of 64 x 64 numbers of a matrix, and of each run of 64 numbers of a vector. With C the
     orthonormal DCT-II of the blocks, in every step
 
-        e = decay e + lr g
+        e    = decay e + lr g
         sent = the k largest of each block of C(e)
-        e = e - inverse C(sent)
-        p = p (1 - lr weight_decay) - lr sign(inverse C(mean of sent over its senders))
+        e    = e - inverse C(sent)
+        p    = p (1 - lr weight_decay) - lr sign(inverse C(mean of sent over its senders))
 
-    It is the whole optimizer, with no other momentum. What the authors' code adds up in
-    any order is added in rank order here, so replicas stay equal bit for bit on devices of
-    one kind. Of a smaller block this sends round(k * its size / chunk), at least one, where
-    their code sends k of every block.
+    It is the whole optimizer, and has no other momentum. Two things differ from the
+    authors' code. Sums are taken in rank order, so replicas are equal bit for bit on
+    devices of one kind. A block smaller than `chunk` sends round(k * its size / chunk)
+    coefficients, at least one, where their code sends k.
 
     Args:
-        lr: The learning rate, or a schedule of it; the authors' of 1B parameters is 4e-4,
-            with 250 steps of warm-up and a cosine.
-        decay: The share of what was not sent that comes back with the next gradient.
-        weight_decay: Of parameters, times the rate.
-        k: Coefficients of a whole block.
+        lr: The learning rate, or a schedule. For 1B parameters the authors' is 4e-4, with
+            250 steps of warm-up and a cosine decay.
+        decay: The share of e that is kept in a step.
+        weight_decay: The weight decay; it is multiplied by the learning rate.
+        k: The number of coefficients of a whole block.
         chunk: Numbers in a whole block; see `sparsejax.chunked_sync`.
-        values: How values are sent; the authors send them unchanged.
-        reduce: "mean"; "sum" of partial sums under `jit`, where the sign is the same.
+        values: How values are sent; see `sparsejax.chunked_sync`. The authors send float32.
+        reduce: "mean"; or "sum" for partial sums under `jit`, whose sign is the same.
         axis_name: The mesh axis of the ranks; the only manual one if None.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, the whole optimizer.
 
     Example:
         >>> tx = sparsejax.rounds.demo(optax.cosine_decay_schedule(4e-4, 10_000))
@@ -69,6 +72,11 @@ def demo(
 
     References:
         Peng et al., DeMo: Decoupled Momentum Optimization, arXiv 2411.19870
+
+    See Also:
+        `sparsejax.rounds.flex_demo`: the same exchange before any optimizer.
+        `sparsejax.chunked_sync`: the exchange alone.
+        `sparsejax.rounds.sparse_loco`: local steps, and the largest entries of offsets.
     """
     arguments.check_at_least("weight_decay", weight_decay)
     options = {"values": values, "reduce": reduce}
@@ -96,44 +104,48 @@ def flex_demo(
     seed: int = 0,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """FlexDeMo: a part of each shard's accumulated gradient, across the slow axis.
+    """FlexDeMo: a part of each shard's accumulated gradient, sent over the slow mesh axis.
 
     Parameters are sharded over a fast mesh axis, and `axis_name` is the slow one. Each
-    device has in e what its shard has not sent, and exchanges with those that have the same
-    shard on other hosts:
+    device keeps in e what its shard has not sent. It exchanges with the devices that have
+    the same shard on other hosts:
 
-        e = decay e + g         g the gradient of the shard, summed over the fast axis
+        e    = decay e + g         g the gradient of the shard, summed over the fast axis
         sent = a part of e, by the replicator
-        e = e - sent
-        p = inner(p, sign(mean of sent over the ranks))
+        e    = e - sent
+        p    = inner(p, sign(mean of sent over the ranks))
 
-    Replicators are
+    The replicators are
 
-    * "demo": the k largest cosine coefficients of each block, as in `demo`, their mean
-      taken over the senders of each;
-    * "random": a share of the numbers, the same on all ranks, drawn anew in each step: no
-      indices travel;
-    * "striding": every s-th number, s about 1 / share, and from another one on in each
-      step: no indices travel;
-    * "full": all of them, with nothing accumulated.
+    * "demo": the k largest cosine coefficients of each block, as in `demo`. Their mean is
+      over the senders of each.
+    * "random": a share of the numbers, the same on all ranks, and others in each step. No
+      indices are sent.
+    * "striding": every s-th number, s about 1 / share, from another start in each step. No
+      indices are sent.
+    * "full": all numbers; nothing is accumulated.
 
-    "random" and "striding" send leaves below 65,536 numbers whole. `sparsejax.accumulate`
-    around it is the authors' `replicate_every`. They accumulate lr g, which with a constant
-    rate and a sign, or AdamW, is the same but for AdamW's epsilon.
+    "random" and "striding" send leaves below 65,536 numbers whole. The authors'
+    `replicate_every` is `sparsejax.accumulate` around the transformation. The authors
+    accumulate lr g. With a constant rate that is the same for a sign, and for AdamW but for
+    its epsilon.
 
     Args:
-        inner: The optimizer after it, `optax.sgd` or `optax.adamw`, which sees the same
-            gradient on all ranks. The authors refuse AdamW after "demo".
+        inner: The optimizer that follows, `optax.sgd` or `optax.adamw`. It is given the
+            same gradient on all ranks. The authors refuse AdamW with "demo".
         replicator: "demo", "random", "striding" or "full".
         sign: Whether the optimizer is given signs.
-        share: Of numbers, for "random" and "striding".
-        decay: The share of what was not sent that comes back with the next gradient.
-        k: Coefficients of a whole block, for "demo".
+        share: The share of numbers that "random" and "striding" send.
+        decay: The share of e that is kept in a step.
+        k: The number of coefficients of a whole block, for "demo".
         chunk: Numbers in a whole block, for "demo".
-        values: How values travel, for "demo".
-        reduce: "mean"; "sum" of partial sums under `jit`.
-        seed: Of what is drawn, for "random".
+        values: How values are sent, for "demo"; see `sparsejax.chunked_sync`.
+        reduce: "mean"; or "sum" for partial sums under `jit`.
+        seed: The seed of "random".
         axis_name: The mesh axis of the ranks, the slow one; the only manual one if None.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, the whole optimizer.
 
     Example:
         >>> tx = sparsejax.rounds.flex_demo(optax.sgd(4e-4), "random")
@@ -142,6 +154,9 @@ def flex_demo(
     References:
         From et al., DeToNATION: Decoupled Torch Network-Aware Training on Interlinked
         Online Nodes, arXiv 2502.06728
+
+    See Also:
+        `sparsejax.rounds.demo`: DeMo as its authors have it, the whole optimizer.
     """
     check_transformation("inner", inner, "sparsejax.rounds.flex_demo")
     arguments.check_one_of("replicator", replicator, REPLICATORS)

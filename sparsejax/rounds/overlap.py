@@ -40,19 +40,19 @@ class Overlap:
     """Runs the exchanges of `sparsejax.local_steps` concurrently with later steps.
 
     With a delay of n steps an exchange has the time of n steps. A step calls
-    `overlap.steps.update` in the place of `tx.update`, and after each step, outside of
-    `jit`, all processes call `overlap.turn`.
+    `overlap.steps.update` instead of `tx.update`. After each step, outside of `jit`, all
+    processes call `overlap.turn`.
 
-    A step may send nothing itself, not even for the mean of the loss: return the loss of
-    each rank. Other programs that send, as an evaluation in a `shard_map` of your own, wait
-    for exchanges before: `overlap.wait()`. This library's own programs wait automatically.
+    A step must send nothing itself, not even for the mean of the loss: return the loss of
+    each rank. Before another program of yours that sends, such as an evaluation in a
+    `shard_map`, call `overlap.wait()`. This library's own programs wait automatically.
 
-    On CPUs with one device a process an exchange runs concurrently with the steps. With
+    On CPUs with one device a process, an exchange runs concurrently with the steps. With
     several devices in a process XLA:CPU runs one program after another, and so does a GPU's
-    compute stream: results are the same, and nothing is hidden.
+    compute stream. Results are then the same, and no time is saved.
 
     Args:
-        tx: From `sparsejax.local_steps`, or a preset of `sparsejax.rounds`.
+        tx: The result of `sparsejax.local_steps` or of a preset of `sparsejax.rounds`.
         mesh: The mesh.
 
     Attributes:
@@ -96,12 +96,11 @@ class Overlap:
         self._last: int | None = None
 
     def turn(self, params: Any, opt_state: LocalStepsState) -> tuple[Any, LocalStepsState]:
-        """Begins and applies the exchanges that are due; after each step, on the host.
+        """Begins and applies the exchanges that are due; called after each step.
 
         Args:
             params: The anchor.
-            opt_state: As the step returned it; the step has to have ended, and is waited
-                for.
+            opt_state: The state that the step returned. The call waits for the step to end.
 
         Returns:
             The anchor and the state for the next step.
@@ -128,13 +127,13 @@ class Overlap:
         return params, opt_state
 
     def restart(self) -> None:
-        """Follows another run from here, as after a restore; what runs is dropped."""
+        """Drops running exchanges, and follows another run, as after a restore."""
         self.wait()
         self._running.clear()
         self._last = None
 
     def wait(self) -> None:
-        """Waits for the exchanges that run; before a program of your own that sends."""
+        """Waits for the running exchanges; called before other programs that send."""
         background.wait()
 
     def _step(self, grads, state, params=None, **extra):

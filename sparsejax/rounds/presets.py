@@ -26,21 +26,25 @@ def diloco(
 ) -> optax.GradientTransformationExtraArgs:
     """DiLoCo: AdamW on each rank, and Nesterov momentum on the mean of their offsets.
 
-    With v the momentum, d the mean of anchor minus parameters:
+    With d the mean of anchor minus parameters, and v the momentum:
 
-        v = d + momentum v    and    anchor = anchor - lr (d + momentum v)
+        v      = d + momentum v
+        anchor = anchor - lr (d + momentum v)
 
-    The best `lr` grows with `every` and with the number of ranks: the authors' scaling laws
-    have 0.6 for two and for four ranks, and 0.8 for eight. At an `every` below 15 it is
+    The best `lr` grows with `every` and with the number of ranks. The authors' scaling laws
+    have 0.6 for two and four ranks, and 0.8 for eight. For an `every` below 15 it is
     smaller.
 
     Args:
         inner: The optimizer of each rank; the paper's is AdamW.
-        every: How many steps a round has.
-        lr: Of the outer optimizer.
-        momentum: Of the outer optimizer.
-        sync: The synchronization; the mean, by dense sums, if None.
+        every: The number of steps of a round.
+        lr: The learning rate of the outer optimizer.
+        momentum: The momentum of the outer optimizer.
+        sync: The synchronization; `sparsejax.dense_sync`, the mean, if None.
         axis_name: The mesh axis of the ranks; the only manual one if None.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, the whole optimizer.
 
     Example:
         >>> tx = sparsejax.rounds.diloco(optax.adamw(1e-3), every=30)
@@ -48,9 +52,14 @@ def diloco(
 
     References:
         Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
-        2023
+        arXiv 2311.08105
+
         Charles et al., Communication-Efficient Language Model Training Scales Reliably and
-        Robustly: Scaling Laws for DiLoCo, 2025
+        Robustly: Scaling Laws for DiLoCo, arXiv 2503.09799
+
+    See Also:
+        `sparsejax.local_steps`: the same with any outer optimizer and exchange.
+        `sparsejax.rounds.streaming_diloco`: the same by fragments, with a delay.
     """
     outer = optax.sgd(lr, momentum=momentum, nesterov=True)
     return local_steps(inner, every=every, outer=outer, sync=sync, axis_name=axis_name)
@@ -71,28 +80,33 @@ def streaming_diloco(
 ) -> optax.GradientTransformationExtraArgs:
     """Streaming DiLoCo: DiLoCo of a fragment at a time, applied some steps later.
 
-    With d the mean offset of the ranks in a fragment, at the end of a step, and v its
-    momentum, as in `diloco`, at the end of the step `delay` later:
+    With d the mean offset of the ranks in a fragment at the end of a step, and v the
+    momentum as in `diloco`, at the end of the step that is `delay` later:
 
-        anchor = anchor - lr (d + momentum v)
+        anchor               = anchor - lr (d + momentum v)
         parameters of a rank = blend (parameters of the rank) + (1 - blend) anchor
 
-    A link carries a fragment every `every / fragments` steps, and has the time of `delay`
-    steps for it where `Overlap` runs the exchange concurrently. The paper's fragments are
-    three layers, so that their number grows with the model; here leaves are assigned by
-    size. All numbers of a fragment are sent, in four bits each: the sign and a power of
-    two. The paper drops what that takes from them; here it waits for the next round.
+    A fragment is exchanged every `every / fragments` steps. With `Overlap` the exchange has
+    the time of `delay` steps.
+
+    Two things differ from the paper. Its fragments have three layers each, so that their
+    number grows with the model; here `fragments` is given, and leaves are assigned by size.
+    The rounding error of its four bits, the sign and a power of two, is added to the next
+    round, where the paper drops it.
 
     Args:
         inner: The optimizer of each rank; the paper's is AdamW.
-        every: How many steps a round has.
-        lr: Of the outer optimizer.
-        momentum: Of the outer optimizer.
-        fragments: How many parts of the parameters; a divisor of `every`.
-        delay: Steps from sending to applying.
+        every: The number of steps of a round.
+        lr: The learning rate of the outer optimizer.
+        momentum: The momentum of the outer optimizer.
+        fragments: The number of parts of the parameters; a divisor of `every`.
+        delay: The number of steps from an exchange to its result.
         blend: The share of its own parameters that a rank keeps.
-        values: How values travel; see `sparsejax.chunked_sync`.
+        values: How values are sent; see `sparsejax.chunked_sync`.
         axis_name: The mesh axis of the ranks; the only manual one if None.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, the whole optimizer.
 
     Example:
         >>> tx = sparsejax.rounds.streaming_diloco(optax.adamw(1e-3), fragments=2)
@@ -100,7 +114,11 @@ def streaming_diloco(
         >>> opt_state = sparsejax.init(tx, params, mesh)
 
     References:
-        Douillard et al., Streaming DiLoCo with overlapping communication, arXiv 2501.18512
+        Douillard et al., Streaming DiLoCo with Overlapping Communication, arXiv 2501.18512
+
+    See Also:
+        `sparsejax.local_steps`: the same with any outer optimizer and exchange.
+        `sparsejax.rounds.diloco`: all parameters at once, without a delay.
     """
     sync = chunked_sync(axis_name, k=4096, values=values, over="ranks")
     return local_steps(
@@ -129,39 +147,51 @@ def sparse_loco(
     pull_k: int | None = None,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """SparseLoCo: AdamW on each rank, and the largest of their offsets, in two bits.
+    """SparseLoCo: AdamW on each rank, and the largest entries of offsets, in two bits.
 
     With d the offset of a rank, anchor minus parameters, and e its residual:
 
-        e = decay e + d
-        sent = the k largest of each block of 4,096 numbers of e, rounded to few bits
-        e = e - sent    and    anchor = anchor - lr mean(sent)
+        e      = decay e + d
+        sent   = the k largest of each block of 4,096 numbers of e, in few bits
+        e      = e - sent
+        anchor = anchor - lr mean(sent)
 
-    The outer optimizer has no momentum: what is left out takes its place. A rank sends 0.16
-    bits a parameter and round to each other one; above eight ranks 0.66 bits in all, since
-    blocks have owners then. The authors' values are "2bit-bins", and
-    their code divides by the senders of an entry, where the paper divides by the ranks.
-    Their rate is 1.0 in the paper and 0.7 for large models.
+    The outer optimizer has no momentum: the residual takes its place. A rank sends each
+    other one 0.16 bits a parameter in a round. Above eight ranks blocks have owners, and a
+    rank sends 0.66 bits a parameter in all.
+
+    The authors' values are "2bit-bins". Their code divides an entry by its senders, where
+    the paper divides by the ranks. Their `lr` is 1.0 in the paper, and 0.7 for large
+    models.
 
     Args:
         inner: The optimizer of each rank; the paper's is AdamW.
-        every: How many steps a round has; the paper's are 15 to 250.
-        lr: Of the outer optimizer.
-        decay: The share of what was left out that comes back in the next round.
-        k: Entries of each block of 4,096 numbers.
-        values: How values travel; see `sparsejax.chunked_sync`.
-        over: "senders", or "ranks": what an entry of the sum is divided by.
-        via: "all_gather", or "owners": how entries reach all ranks; see
-            `sparsejax.chunked_sync`.
-        pull_k: Entries of each block of a sum that come back from its owner.
+        every: The number of steps of a round; the paper's are 15 to 250.
+        lr: The learning rate of the outer optimizer.
+        decay: The share of the residual that is added in the next round.
+        k: The number of entries of each block of 4,096 numbers.
+        values: How values are sent; see `sparsejax.chunked_sync`.
+        over: What an entry of the sum is divided by: the number of its "senders", or of all
+            "ranks".
+        via: "all_gather" or "owners"; see `sparsejax.chunked_sync`.
+        pull_k: The number of entries of each block of a sum that its owner sends.
         axis_name: The mesh axis of the ranks; the only manual one if None.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, the whole optimizer.
 
     Example:
         >>> tx = sparsejax.rounds.sparse_loco(optax.adamw(1e-3), every=30)
         >>> opt_state = sparsejax.init(tx, params, mesh)
 
     References:
-        Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025
+        Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, arXiv
+        2508.15706
+
+    See Also:
+        `sparsejax.local_steps`: the same with any outer optimizer and exchange.
+        `sparsejax.chunked_sync`: the exchange alone.
+        `sparsejax.rounds.demo`: the largest cosine coefficients, in every step.
     """
     entries = {"k": k, "values": values, "over": over}
     ways = {"via": via, "pull_k": pull_k}
@@ -181,30 +211,33 @@ def pulse_loco(
     dtype: jax.typing.DTypeLike = "bfloat16",
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """PULSELoCo: DiLoCo, of whose differences those go that a forward pass would see.
+    """PULSELoCo: DiLoCo that sends only the offsets that change a bfloat16 parameter.
 
-    Parameters are float32 and read in bfloat16, so a move of less than about a 256th of a
-    parameter changes nothing yet. With d the offset of a rank, anchor minus parameters, and
-    e what it has not sent:
+    The parameters are float32, and the model reads them in bfloat16. A change of less than
+    about 1/256 of a parameter is not visible there. With d the offset of a rank, anchor
+    minus parameters, and e its residual:
 
-        e = e + d
-        sent = e where bfloat16(anchor - lr e) is not bfloat16(anchor)    else 0
-        e = e - sent
+        e    = e + d
+        sent = e    where bfloat16(anchor - lr e) is not bfloat16(anchor)
+               0    elsewhere
+        e    = e - sent
 
-    and DiLoCo's outer step on the mean of what was sent. The move that decides is that of
-    plain SGD with the outer rate, as if the offsets of all ranks were equal; momentum is
-    not part of it. What is sent is sent in float32, exactly, by `sparsejax.zen_sync`: at
-    the rates of reinforcement learning, about 1e-6, it is about one parameter in a hundred
-    a step. What is not sent is not lost, and small moves add up until they show. Leaves
-    below 65,536 numbers go whole.
+    Then comes DiLoCo's outer step on the mean of what was sent. The rule of what is sent
+    takes the offsets of all ranks to be equal, and has no momentum. Values are sent in
+    float32, exactly, by `sparsejax.zen_sync`. At the learning rates of reinforcement
+    learning, about 1e-6, that is about one parameter in a hundred a step. Small changes add
+    up in e until they are visible. Leaves below 65,536 numbers are sent whole.
 
     Args:
         inner: The optimizer of each rank; the paper's is AdamW.
-        every: How many steps a round has.
-        lr: Of the outer optimizer.
-        momentum: Of the outer optimizer.
-        dtype: In which the loss reads parameters.
+        every: The number of steps of a round.
+        lr: The learning rate of the outer optimizer.
+        momentum: The momentum of the outer optimizer.
+        dtype: The dtype in which the loss reads the parameters.
         axis_name: The mesh axis of the ranks; the only manual one if None.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, the whole optimizer.
 
     Example:
         >>> tx = sparsejax.rounds.pulse_loco(optax.adamw(1e-6), every=8)
@@ -213,6 +246,9 @@ def pulse_loco(
     References:
         Miahi and Belilovsky, Understanding and Exploiting Weight Update Sparsity for
         Communication-Efficient Distributed RL, arXiv 2602.03839
+
+    See Also:
+        `sparsejax.local_steps`: the same with any outer optimizer and exchange.
     """
     visible = sparsify(Visible(dtype=dtype, rate=lr), axis_name=axis_name)
     sync = optax.chain(visible, zen_sync(axis_name))

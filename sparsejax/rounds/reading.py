@@ -32,23 +32,32 @@ AnyMesh = Mesh | AbstractMesh
 
 
 def local(params: Any, axis_name: AxisName | None = None, opt_state: Any = None) -> Any:
-    """Makes replicated parameters vary over the axis, so that their gradients stay local.
+    """Makes parameters vary over the mesh axis, so that their gradients stay local.
 
-    Use it on the parameters before `jax.grad`, inside `jax.shard_map`. Without it, and with
-    checking on, `jax.grad` puts a dense psum into the gradient. It sends nothing. Where
-    checking is off, and outside `shard_map`, it is the identity: so a loss may use it for
-    what a scan carries, `jax.lax.scan(cell, sparsejax.local(zeros), xs)`, and still runs on
-    one device.
+    Use it on the parameters before `jax.grad`, inside `jax.shard_map`. Without it
+    `jax.grad` sums the gradient densely over the ranks, where `check_vma` is on. It sends
+    nothing. Where `check_vma` is off, and outside `shard_map`, it is the identity. So a
+    loss may use it for the carry of a scan, `jax.lax.scan(cell, sparsejax.local(zeros),
+    xs)`, and still run on one device.
 
-    Under `jit` on an explicit mesh, name all axes over which the batch is sharded. Then
-    arrays are cast to *reduced* over these, and gradients are *unreduced*: partial sums,
-    for which nothing was sent. Shards over one of these axes are gathered, as the forward
-    pass of FSDP does.
+    Under `jit` on an explicit mesh, name all axes over which the batch is sharded. Arrays
+    are then cast to *reduced* over these, and gradients are *unreduced*: partial sums, for
+    which nothing was sent. Shards over one of these axes are gathered, as in the forward
+    pass of FSDP.
 
     With the state of `sparsejax.local_steps`, the result is this rank's parameters: the
     anchor plus this rank's offset. Under `jit` that is a `PerReplica` for each parameter,
     the parameters of all ranks stacked, which `sparsejax.per_replica` takes. A state
     without local steps changes nothing.
+
+    Args:
+        params: The parameters.
+        axis_name: The mesh axis over which gradients stay local; the only manual one if
+            None.
+        opt_state: The optimizer's state, if `sparsejax.local_steps` is in it.
+
+    Returns:
+        The same values, typed as varying or as reduced; or this rank's parameters.
 
     Example:
         >>> def local_grads(params, batch):
@@ -58,14 +67,8 @@ def local(params: Any, axis_name: AxisName | None = None, opt_state: Any = None)
         ...     local_grads, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()
         ... ))(params, batch)
 
-    Args:
-        params: The parameters.
-        axis_name: The axis over which gradients are to stay local; the only manual axis if
-            None.
-        opt_state: The optimizer's state, where `sparsejax.local_steps` is in it.
-
-    Returns:
-        The same values, typed as varying, or as reduced; or this rank's parameters.
+    See Also:
+        `sparsejax.per_replica`: local gradients under `jit` on meshes with Auto axes.
     """
     state = None if opt_state is None else find_state(opt_state, _CALL)
     if state is None or state.offset is None:

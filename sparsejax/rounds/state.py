@@ -37,14 +37,14 @@ class FragmentState(NamedTuple):
 
 
 class LocalStepsState(NamedTuple):
-    """State of `sparsejax.local_steps`.
+    """The state of `sparsejax.local_steps`.
 
     Attributes:
-        step: int32: updates so far, the same on all ranks.
-        offset: The difference of each rank from the anchor, a tree like the parameters,
-            float32 or wider: `RankState`, [ranks, ...].
+        step: int32: the number of updates so far, the same on all ranks.
+        offset: The offset of each rank from the anchor: a tree like the parameters, float32
+            or wider, of `RankState`, [ranks, ...].
         inner: The state of the inner optimizer of each rank: `RankState`.
-        outgoing: The offsets as they were when their last exchange began: `RankState`; None
+        outgoing: The offsets as they were when their last exchange began: `RankState`. None
             without a delay.
         of_outer: The state of the outer step of each fragment of the parameters.
 
@@ -62,7 +62,12 @@ class LocalStepsState(NamedTuple):
     of_outer: tuple[OuterState, ...]
 
     def fragment(self, fragments: Fragments, number: int) -> FragmentState:
-        """The part of a fragment."""
+        """The part of the state that belongs to one fragment.
+
+        Args:
+            fragments: How the parameters are divided.
+            number: The number of the fragment.
+        """
         only = lambda held: held.with_value(fragments.only(number, held.value))
         outgoing = None if self.outgoing is None else only(self.outgoing)
         return FragmentState(only(self.offset), outgoing, self.of_outer[number])
@@ -70,7 +75,12 @@ class LocalStepsState(NamedTuple):
     def with_fragments(
         self, fragments: Fragments, states: Sequence[FragmentState]
     ) -> "LocalStepsState":
-        """The state with those of all fragments."""
+        """The state with the parts of all fragments replaced.
+
+        Args:
+            fragments: How the parameters are divided.
+            states: The new parts, in the order of the fragments.
+        """
 
         def together(held):
             return held[0].with_value(fragments.together([x.value for x in held]))
@@ -87,7 +97,13 @@ class LocalStepsState(NamedTuple):
     def with_fragment(
         self, fragments: Fragments, number: int, state: FragmentState
     ) -> "LocalStepsState":
-        """The state with that of one fragment."""
+        """The state with the part of one fragment replaced.
+
+        Args:
+            fragments: How the parameters are divided.
+            number: The number of the fragment.
+            state: The new part.
+        """
         states = [
             state if n == number else self.fragment(fragments, n)
             for n in range(fragments.count)

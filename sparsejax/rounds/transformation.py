@@ -182,51 +182,52 @@ def local_steps(
 ) -> optax.GradientTransformationExtraArgs:
     """Trains on each rank independently, and exchanges the ranks' offsets once a round.
 
-    A round is `every` steps of `inner` on each rank, from the anchor. Then the anchor minus
-    the parameters of each rank goes through `sync`, and `outer` is given what comes out as
-    a gradient and moves the anchor. The defaults are DiLoCo.
+    The parameters of the script are the anchor, equal on all ranks. In a round each rank
+    takes `every` steps of `inner` from the anchor. With p_r the parameters of rank r, then
 
-    The parameters of the script are the anchor, equal on all ranks. `update` returns zeros
-    within a round. The loss has to read the parameters of its rank:
-    `sparsejax.local(params, axis_name, opt_state)`. `sparsejax.data_parallel` does that by
-    itself. Gradients that were taken at the anchor look the same: each step
-    would then begin at the same place, and nothing shows it but a higher loss.
+        d_r    = anchor - p_r              the offset of a rank
+        d      = sync(d_r)                 by default the mean over the ranks
+        anchor = anchor + outer(d)         d stands for a gradient
+
+    The defaults are DiLoCo. `update` returns zeros within a round. The loss must read the
+    parameters of its rank: `sparsejax.local(params, axis_name, opt_state)`.
+    `sparsejax.data_parallel` does that by itself. A loss that reads the anchor raises no
+    error: each step then begins at the same point, and the loss is higher.
 
     Offsets and exchanges are float32 or wider, also where parameters are bfloat16. Give
     `sync` a `wire_dtype` to send fewer bytes.
 
     With `fragments=P` a part of the parameters is exchanged every `every / P` steps, each
-    once in a round. With `delay` the result of an exchange is applied that many steps after
-    it began, and `sparsejax.rounds.Overlap` hides the exchange in them.
+    part once in a round. With `delay` the result of an exchange is applied that many steps
+    after it began, and `sparsejax.rounds.Overlap` runs the exchange during these steps.
 
-    Further arguments of `update` go to `sync`, and those of the last step of a round count:
-    with `weight=`, a number that each rank has for itself, the mean is
-    sum(weight * difference) / sum(weight), and a rank of weight 0 counts nothing. What it
-    has moved is lost, where `sync` sends everything; of those that leave something out
-    `sparsejax.chunked_sync` takes weights, and keeps it.
+    Further arguments of `update` go to `sync`; those of the last step of a round count.
+    With `weight=w`, a number that each rank has for itself, the mean is sum(w d_r) /
+    sum(w). A rank of weight 0 counts nothing. Its offset is lost if `sync` sends
+    everything. A lossy `sync` refuses weights, but for `sparsejax.chunked_sync`, which
+    keeps that offset in the residual.
 
     Args:
-        inner: The optimizer of each rank, any optax chain without a synchronization, such
+        inner: The optimizer of each rank: any optax chain without a synchronization, such
             as `optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))`. Its state
-            differs by rank and is kept from round to round.
-        every: How many steps a round has; larger sends less often. 15 to 100 are usual.
+            differs by rank, and is kept from round to round.
+        every: The number of steps of a round; larger sends less often. 15 to 100 are usual.
         outer: The optimizer of the anchor; `optax.sgd(0.7, momentum=0.9, nesterov=True)` if
             None. It steps once a round.
-        sync: The synchronization, with what belongs in front of it; `sparsejax.dense_sync`
-            if None, which is the mean. A sparsifier in it keeps what it leaves out from
-            round to round.
-        fragments: How many parts of the parameters are exchanged at steps of their own; a
-            divisor of `every`. Leaves are assigned by size.
-        delay: Steps from the end of the step in which an exchange begins to the one at
-            whose end its result is applied; less than `every`.
+        sync: The synchronization, with any sparsifier before it; `sparsejax.dense_sync`,
+            the mean, if None. The residual of a sparsifier is kept from round to round.
+        fragments: The number of parts of the parameters that are exchanged at different
+            steps; a divisor of `every`. Leaves are assigned by size.
+        delay: The number of steps from the end of the step in which an exchange begins to
+            the end of the step in which its result is applied; less than `every`.
         blend: The share of its own parameters that a rank keeps when a delayed result is
-            applied, in [0, 1); the rest is the anchor. With 0 what it has moved during the
-            delay is lost.
+            applied, in [0, 1). The rest is the anchor. With 0 the steps that it took during
+            the delay are lost.
         axis_name: The mesh axis of the ranks; the only manual one if None.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`, the whole optimizer: no transformation
-        with a state belongs after it in a chain.
+        An `optax.GradientTransformationExtraArgs`, the whole optimizer. No transformation
+        with a state may come after it in a chain.
 
     Example:
         >>> tx = sparsejax.local_steps(optax.adamw(1e-3), every=30)
@@ -239,8 +240,16 @@ def local_steps(
 
     References:
         Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
-        2023
-        Douillard et al., Streaming DiLoCo with overlapping communication, arXiv 2501.18512
+        arXiv 2311.08105
+
+        Douillard et al., Streaming DiLoCo with Overlapping Communication, arXiv 2501.18512
+
+    See Also:
+        `sparsejax.accumulate`: adds up gradients at one point between exchanges.
+        `sparsejax.rounds.diloco`: the defaults, with DiLoCo's arguments.
+        `sparsejax.rounds.streaming_diloco`: fragments, a delay, and four bits.
+        `sparsejax.rounds.sparse_loco`: the largest entries of offsets, in two bits.
+        `sparsejax.rounds.pulse_loco`: the entries that change a bfloat16 parameter.
     """
     outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
     sync = dense_sync(axis_name) if sync is None else sync

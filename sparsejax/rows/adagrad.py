@@ -28,25 +28,25 @@ def rowwise_adagrad(
     eps: float = 1e-8,
     initial_accumulator: float = 0.0,
 ) -> Lazy:
-    """Adagrad whose accumulator is one number a row: the sum of mean squares.
+    """Adagrad with one accumulator for each row: the sum of mean squares.
 
-    With g a row of the gradient, each step does
+    With g a row of the gradient, and p the row of the parameter, each step does
 
-        a  <-  a + mean(g^2)
-        p  <-  p - learning_rate * g / (sqrt(a) + eps)
+        a = a + mean(g^2)
+        p = p - learning_rate g / (sqrt(a) + eps)
 
-    so a table of rows of 16 has a sixteenth of Adagrad's state. A row without a gradient
-    does not change, so `RowGrads` and arrays train the same, and a step with `RowGrads`
-    costs what it touches. Rows lie along the first axis; numbers of parameters with fewer
-    than two axes have an accumulator each.
+    So a table of rows of 16 numbers has a sixteenth of Adagrad's state. A row without a
+    gradient does not change, so `RowGrads` and arrays give the same parameters, and the
+    cost of a step with `RowGrads` is that of its rows. Rows lie along the first axis.
+    Parameters with fewer than two axes have an accumulator for each number.
 
     Args:
         learning_rate: A number or a schedule.
-        eps: Added to the root.
-        initial_accumulator: What accumulators begin with.
+        eps: The number that is added to the root.
+        initial_accumulator: The first value of all accumulators.
 
     Returns:
-        A transformation that `lazy` has made. Its updates of `RowGrads` are `RowGrads`.
+        A `Lazy`. Its updates of `RowGrads` are `RowGrads`.
 
     Example:
         >>> tx = optax.chain(sparsejax.zen_sync(), sparsejax.rows.rowwise_adagrad(0.1))

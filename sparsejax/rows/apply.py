@@ -16,13 +16,13 @@ from sparsejax.units.row_grads import ShardedRowGrads, is_row_grads
 def apply_updates(params: Any, updates: Any) -> Any:
     """`optax.apply_updates` where some updates are `RowGrads`.
 
-    Rows are added to those of the table, those of equal ids one after the other. Inside
-    `jax.jit` with the parameters donated, nothing of the table's size is allocated, read
-    or written.
+    Rows are added to those of the table, rows of equal ids one after another. Inside
+    `jax.jit` with donated parameters, nothing of the table's size is allocated, read or
+    written.
 
     Args:
         params: The parameters.
-        updates: A tree like them, with arrays or `RowGrads`; None and
+        updates: A tree like the parameters, with arrays or `RowGrads`. None and
             `optax.MaskedNode` change nothing.
 
     Returns:

@@ -38,9 +38,23 @@ def within_capacity(
 ) -> Any:
     """Takes a step with shorter lists of rows, if the rows of every rank fit into them.
 
-    The step is compiled twice, and as much memory is reserved as the longer lists need; the
-    other ones take less time, and touch less of it. Arrays that the step returns in place
-    of its arguments are updated in place, as in a direct call.
+    The step is compiled twice, with the long lists and with the short ones, and memory is
+    reserved for the long ones. A step with short lists takes less time. Arrays that the
+    step returns in place of its arguments are updated in place, as in a direct call.
+
+    Args:
+        step: A function from gradients and the carry to the carry, of the same shapes and
+            dtypes. It may send.
+        grads: Gradients, with `RowGrads` among them.
+        *carry: The carry: the parameters, and the optimizer's state.
+        capacity: The number of distinct rows of a table that a rank usually lists in a
+            step: one number for all tables, or numbers by regular expressions searched in
+            the paths, of which the first that matches counts. Lists that are not longer,
+            and those of tables that none matches, are unchanged.
+        axis_name: The mesh axis of the ranks; all manual ones if None.
+
+    Returns:
+        The carry that the step returns; if it is a single value, that value.
 
     Example:
         >>> def update(grads, params, state):
@@ -49,20 +63,6 @@ def within_capacity(
         >>> params, state = sparsejax.rows.within_capacity(
         ...     update, grads, params, state, capacity=40_000
         ... )
-
-    Args:
-        step: From gradients and what is carried on to what is carried on, of the same
-            shapes and dtypes. It may send.
-        grads: Gradients, `RowGrads` among them.
-        *carry: What is carried on: the parameters, and the optimizer's state.
-        capacity: How many distinct rows of a table a rank lists in a step, as a rule: one
-            number for all tables, or numbers by regular expressions searched in the paths,
-            of which the first that matches holds. A list that is no longer, or of a table
-            that none matches, is unchanged.
-        axis_name: The mesh axis of the ranks; all manual ones if None.
-
-    Returns:
-        What the step returns; where one thing is carried on, that alone.
     """
     paths, leaves, structure = tree.flatten(grads, "within_capacity", rows=True)
     rooms = _rooms(paths, leaves, capacity)
@@ -96,7 +96,13 @@ def within_capacity(
 
 
 def check_capacity(capacity: Any) -> Mapping[str, int]:
-    """A capacity by patterns of paths; raises where it cannot be one.
+    """Returns a capacity by patterns of paths, and raises where it is none.
+
+    Args:
+        capacity: A number, or numbers by regular expressions searched in the paths.
+
+    Returns:
+        The numbers by regular expression.
 
     Example:
         >>> sparsejax.rows.check_capacity({"users": 60_000})

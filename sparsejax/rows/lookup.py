@@ -20,13 +20,12 @@ from sparsejax.errors import ArgumentError, DenseGradientWarning
 def lookup(
     table: jax.Array, ids: Any, *, mode: str | None = None, fill_value: Any = None
 ) -> jax.Array:
-    """Rows of a table, as `jnp.take(table, ids, axis=0)` returns them.
+    """Returns rows of a table, as `jnp.take(table, ids, axis=0)` does.
 
-    Under `sparsejax.value_and_grad` the gradient of the table has the rows that were read
-    (`RowGrads`), however many they are, and what would make it dense, another use of the
-    table, is an error that names it. Models need no `lookup` to have such gradients; it is
-    as an explicit choice. Elsewhere it is `jnp.take`, whose gradient is dense; that is
-    said once where it is differentiated.
+    Models do not need it: under `sparsejax.value_and_grad` all lookups of a table make its
+    gradient `RowGrads`. This one states it. Then the gradient always has the rows that were
+    read, and any other use of the table, which would make it dense, is an error that names
+    the use. Elsewhere it is `jnp.take`, whose gradient is dense; a warning says so once.
 
     Args:
         table: [height, ...], of at least two axes.
@@ -44,6 +43,9 @@ def lookup(
         >>> table = jnp.arange(6.0).reshape(3, 2)
         >>> sparsejax.lookup(table, jnp.array([2, 0])).tolist()
         [[4.0, 5.0], [0.0, 1.0]]
+
+    See Also:
+        `sparsejax.column_lookup`: rows of tables that are sharded by columns.
     """
     table, ids = jnp.asarray(table), jnp.asarray(ids)
     if table.ndim < 2:

@@ -17,14 +17,16 @@ from sparsejax.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class StripedRows:
-    """How the rows of a table are stored: row i in shard i mod n, at place i // n.
+    """An order of the rows of a table that deals them out to shards in turn.
 
-    A table is stored so once, read by the ids that `places` returns, and put back in order
-    where something else reads it, as an export, or a run on another number of shards.
+    Row i is stored in shard i mod n, at place i // n. In many data sets small ids are read
+    most often; in this order they are on different shards. Store a table once by `stored`,
+    and read it by the ids that `places` returns. `natural` puts it back in order, for an
+    export or another number of shards.
 
     Attributes:
-        rows: The rows of the table.
-        shards: The number of shards, the ranks of the mesh axis.
+        rows: The number of rows of the table.
+        shards: The number of shards: the ranks of the mesh axis.
 
     Example:
         >>> striped = sparsejax.rows.StripedRows(rows=5, shards=2)
@@ -47,26 +49,26 @@ class StripedRows:
 
     @property
     def height(self) -> int:
-        """The rows that are stored: a multiple of the shards; the last may be unused."""
+        """The number of stored rows, a multiple of the shards; the last may be unused."""
         return -(-self.rows // self.shards) * self.shards
 
     def stored(self, table: jax.Array) -> jax.Array:
-        """A table [rows, ...] in its stored order, [height, ...]; unused rows are zero."""
+        """Returns a table [rows, ...] in stored order, [height, ...], padded with zeros."""
         self._check(table, self.rows, "stored")
         free = self.height - self.rows
         whole = jnp.pad(table, ((0, free), *((0, 0) for _ in table.shape[1:])))
         return self._swapped(whole, self.height // self.shards, self.shards)
 
     def natural(self, stored: jax.Array) -> jax.Array:
-        """Inverse of `stored`."""
+        """Returns a stored table in its natural order: the inverse of `stored`."""
         self._check(stored, self.height, "natural")
         whole = self._swapped(stored, self.shards, self.height // self.shards)
         return whole[: self.rows]
 
     def places(self, ids: jax.Array) -> jax.Array:
-        """The stored rows of ids, to be looked up in their stead.
+        """Returns the stored rows of ids, to be looked up instead of them.
 
-        Negative ids count from the last row, and others out of range stay so.
+        Negative ids count from the last row, and ids out of range stay out of range.
         """
         ids = jnp.where(ids < 0, ids + self.rows, ids)
         places = ids % self.shards * (self.height // self.shards) + ids // self.shards

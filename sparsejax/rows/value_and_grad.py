@@ -26,37 +26,37 @@ _SAID_FROM = 65_536
 def value_and_grad(
     loss_fn: Callable[..., Any], *, has_aux: bool = False, read: Reader | None = None
 ) -> Callable[..., tuple[Any, Any]]:
-    """`jax.value_and_grad` of the first argument, with `RowGrads` for tables.
+    """`jax.value_and_grad` of the first argument, with `RowGrads` as gradients of tables.
 
-    The model needs no change: `table[ids]`, `jnp.take`, `table.at[ids].get`, slices along
-    the first axis and the `Embed` of flax are found in the program that is traced, in
-    scans, branches, `remat`, `vmap` and `jit` too, and through casts and scales. All
-    lookups of one table make one `RowGrads`, whose ids repeat where rows were read twice.
+    The model needs no change. `table[ids]`, `jnp.take`, `table.at[ids].get`, slices along
+    the first axis and flax's `Embed` are found in the traced program, also in scans,
+    branches, `remat`, `vmap` and `jit`, and through casts and scales. All lookups of one
+    table make one `RowGrads`. Its ids repeat where rows were read twice.
 
-    A leaf of at least two axes has `RowGrads` if all that a gradient flows through are such
-    reads, and they read fewer rows than it has, counted with repeats. Any other leaf has
-    the gradient that `jax.grad` gives. Ids out of range are read, and their gradients
-    dropped or not, as the mode of the lookup says: `table[ids]` reads the nearest row, and
-    drops its gradient. Where a table with 65,536 elements or more is read
-    by rows and is used otherwise too, as tied output weights are, its gradient is dense,
-    and a `DenseGradientWarning` names the leaf and the line, once. Uses without a gradient,
-    as in metrics, or after `stop_gradient`, do not count. Operations other than those of
-    JAX 0.10 to 0.12 make a gradient dense, never wrong.
+    A leaf has `RowGrads` if it has at least two axes, all that a gradient flows through are
+    such reads, and they read fewer rows than it has, counted with repeats. Any other leaf
+    has the gradient of `jax.grad`. For ids out of range the gradient is that of the mode of
+    the lookup: `table[ids]` reads the nearest row, and drops its gradient.
 
-    Under `jax.shard_map` the rows are always those that this rank has read. This differs
-    from `jax.grad` of parameters that are replicated, if checking is on: that one sums
-    dense gradients over the ranks. Types show it: rows vary over the axis where other ranks
-    have others. `sparsejax.local(params)` makes all leaves local.
+    Where a table of 65,536 elements or more is read by rows and used otherwise too, as tied
+    output weights are, its gradient is dense, and a `DenseGradientWarning` names the leaf
+    and the line once. Uses without a gradient, such as metrics or after `stop_gradient`, do
+    not count. Operations that are not in JAX 0.10 to 0.12 make a gradient dense, and never
+    wrong.
+
+    Under `jax.shard_map` the rows are those that this rank has read. `jax.grad` differs
+    there: where `check_vma` is on, it sums the gradient of replicated parameters over the
+    ranks. In types, rows vary over the axis where other ranks have others.
+    `sparsejax.local(params)` makes the gradients of all leaves local.
 
     Args:
-        loss_fn: As for `jax.value_and_grad`: `loss_fn(params, ...)` returns a scalar, or
-            with has_aux `(scalar, aux)`. It is traced as for `jax.jit` even where nothing
-            compiles it; arguments but the first may be anything.
-        has_aux: Whether it returns auxiliary outputs.
-        read: What reads the parameters, where rows of tables are late: that of an exact
-            `sparsejax.lazy`, `tx.reader(params, state)`, of the same parameters. The
-            update may be given it, too, and uses what it has made. Under `jit` it reads
-            rows of tables that are sharded by rows without gathering these.
+        loss_fn: The loss, as for `jax.value_and_grad`: `loss_fn(params, ...)` returns a
+            scalar, or with has_aux `(scalar, aux)`. It is traced as by `jax.jit`, even
+            where nothing compiles it. All arguments but the first may be anything.
+        has_aux: Whether the loss returns auxiliary outputs.
+        read: The reader of an exact `sparsejax.lazy`, `tx.reader(params, state)`, where
+            rows of the parameters may be late. Give it to `tx.update`, too. Under `jit` it
+            reads rows of tables that are sharded by rows without gathering the tables.
 
     Returns:
         A function of the same arguments that returns the value, or `(value, aux)`, and the
@@ -71,6 +71,10 @@ def value_and_grad(
         >>> value, grads = sparsejax.value_and_grad(loss)(tables)
         >>> grads["users"].ids.tolist(), grads["users"].rows.shape
         ([3, 5], (2, 2))
+
+    See Also:
+        `sparsejax.per_replica`: local gradients under `jit` on meshes with Auto axes.
+        `sparsejax.embrace.value_and_grad`: for `embrace_sync`, which delays rows.
     """
     if not callable(loss_fn):
         raise ArgumentError(f"value_and_grad: loss_fn must be a function, got {loss_fn!r}.")

@@ -45,14 +45,19 @@ from sparsejax.wire.value_codes import CodedMessages
 
 @dataclasses.dataclass(frozen=True)
 class AGSparse(SparseScheme):
-    """The all-gather of all entries.
+    """Sums entries by an all-gather.
+
+    Each rank sends its entries to all ranks, and each adds them up. It takes one round. The
+    bytes grow with the number of ranks. Where they would exceed those of an all-reduce, it
+    is one.
 
     Attributes:
-        gather: How messages are gathered: "auto", "ring", "doubling" or "bruck".
-        code: How indices travel: "coo32" (the usual format, and the default), "coo16",
-            "coo8", "bitmap", or "auto" for the cheapest.
+        gather: The algorithm of the all-gather: "auto" (XLA's), "ring", "doubling" or
+            "bruck".
+        code: How indices are sent: "coo32" (the usual format), "coo16", "coo8", "bitmap",
+            or "auto" for the cheapest.
         ratio: The ratio of successive message sizes.
-        wire_dtype: The dtype of the values while they travel; that of x if None.
+        wire_dtype: The dtype of the values on the wire; that of x if None.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.AGSparse(gather="ring", code="auto"))
@@ -90,14 +95,17 @@ class AGSparse(SparseScheme):
         agreed: float,
         wire: Wire,
     ) -> tuple[jax.Array, base.Traffic]:
-        """The sum, and what was sent for it, once ranks have agreed on their counts.
+        """Sums entries, once ranks have agreed on how many there are.
 
         Args:
             x: [units, ...], on at least two ranks, not empty.
-            present: Booleans [units]; all other units are zero.
-            most: The most units that any rank has.
-            agreed: Bytes that were sent to know it.
+            present: Booleans [units]: the units that are not zero.
+            most: The largest number of such units of any rank.
+            agreed: Bytes that were sent for `most`.
             wire: The ranks.
+
+        Returns:
+            The sum, and the traffic.
         """
         wire, dtype = wire.narrowed(self.wire_dtype), wide(x.dtype)
         plan, dense = self._plan_of(x, wire), wire.dense_bytes(x.size, x.dtype)
@@ -138,7 +146,13 @@ class AGSparse(SparseScheme):
         )
 
     def expected_bytes(self, x: Units, wire: Wire, most: jax.Array) -> jax.Array:
-        """Bytes that one rank sends where the fullest array like x has `most` units."""
+        """Forecasts the bytes that one rank sends.
+
+        Args:
+            x: An array of this shape and dtype.
+            wire: The ranks.
+            most: The largest number of non-zero units of any rank.
+        """
         wire = wire.narrowed(self.wire_dtype)
         entries = self._plan_of(x, wire).bytes(most)
         return jnp.minimum(entries, wire.dense_bytes(x.size, x.dtype))

@@ -15,10 +15,12 @@ from sparsejax.schemes import base
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce(base.Scheme):
-    """The dense sum.
+    """Sums arrays densely, zeros and all: `jax.lax.psum`.
+
+    Numbers of 16 bits are sent as such, and summed in float32.
 
     Attributes:
-        wire_dtype: The dtype of the values while they travel; that of x if None.
+        wire_dtype: The dtype of the values on the wire; that of x if None.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.AllReduce(wire_dtype="bfloat16"))

@@ -1,14 +1,8 @@
-"""The contract of a scheme.
+"""The contract of a scheme: see `Scheme`.
 
-A scheme is a frozen dataclass, so that it is hashable and static under `jit`. It is called
-inside `jax.shard_map` (or under `jax.vmap` with an axis name) with this rank's units, and
-returns their sum over the ranks, the same on every rank bit for bit:
-
-    psum(x) == total + psum(left)
-
-A scheme that sends everything leaves nothing. The dense array is a unit a row: [units]
-where the units are single numbers, [units, width] where they are rows of a table. An index
-costs a unit, not a number.
+A scheme is hashable, and static under `jit`. One that sends everything leaves nothing. The
+dense array is a unit a row: [units] where units are single numbers, [units, width] where
+they are rows of a table. An index costs a unit, not a number.
 """
 
 import abc
@@ -28,14 +22,14 @@ from sparsejax.wire.collectives import Sent, Wire
 
 
 class Stage(NamedTuple):
-    """One stage of an exchange, as float32 scalars equal on all ranks.
+    """The traffic of one stage of an exchange, as float32 scalars equal on all ranks.
 
     Attributes:
         wire: Bytes that one rank sent, padding included.
-        payload: Bytes that the entries needed in the code they travelled in.
-        rounds: How many messages followed one another.
-        imbalance: Entries of the fullest part over those of the mean part (Zen,
-            definition 8); 1 where nothing is partitioned.
+        payload: Bytes that the entries needed in their index code, without padding.
+        rounds: The number of messages that followed one another.
+        imbalance: The entries of the fullest part, divided by those of the mean part (Zen,
+            definition 8); 1 where nothing is divided among ranks.
 
     Example:
         >>> stage = sparsejax.schemes.Stage(
@@ -53,17 +47,18 @@ class Stage(NamedTuple):
 class Traffic(NamedTuple):
     """The traffic of one exchange: bytes that one rank sent, and densities.
 
-    Bytes are float32: exact to 16 MiB, seven digits beyond. Payload is that of the rank
-    with most entries, taken as evenly spread over the parts.
+    Bytes are float32: exact up to 16 MiB, and to seven digits beyond. The payload is that
+    of the rank with the most entries, as if they were spread evenly over the parts.
 
     Attributes:
-        push: Getting the values to where they are added up.
-        pull: Getting the sums back to all ranks.
+        push: The stage that sends entries to where they are summed.
+        pull: The stage that sends the sums to all ranks.
         scalars: Bytes of the few numbers on which all ranks agree first.
-        dense: Bytes that an all-reduce sends.
-        density_before: Share of non-zero units of the rank that has most.
-        density_after: Share of units that are non-zero in the sum.
-        inside: Bytes sent inside a host, where a scheme has two levels; not in `wire`.
+        dense: Bytes that an all-reduce would send.
+        density_before: The share of non-zero units on the rank that has most.
+        density_after: The share of non-zero units in the sum.
+        inside: Bytes sent inside a host, where a scheme has two levels. They are not in
+            `wire`.
 
     Example:
         >>> import inspect
@@ -87,16 +82,16 @@ class Traffic(NamedTuple):
 
     @property
     def payload(self) -> jax.Array:
-        """All bytes that were needed."""
+        """All bytes that the entries needed, without padding."""
         return self.push.payload + self.pull.payload
 
     def as_one(self) -> jax.Array:
-        """All of it as one array, float32 [numbers]: see `of_one`."""
+        """All numbers as one array, float32 [numbers]; see `of_one`."""
         return jnp.stack(jax.tree.leaves(self))
 
     @classmethod
     def of_one(cls, numbers: jax.Array) -> "Traffic":
-        """Inverse of `as_one`, of numbers along the last axis."""
+        """The inverse of `as_one`, for numbers along the last axis."""
         each = [numbers[..., i] for i in range(numbers.shape[-1])]
         size = len(Stage._fields)
         push, pull, rest = each[:size], each[size : 2 * size], each[2 * size :]
@@ -104,7 +99,7 @@ class Traffic(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """The result of a scheme.
+    """The result of a scheme: the sum, and what was left out of it.
 
     Attributes:
         total: The sum over the ranks, in x's shape and dtype.
@@ -142,6 +137,14 @@ class SummedRows(NamedTuple):
 class Scheme(abc.ABC):
     """A way to sum one array over all ranks.
 
+    It is a frozen dataclass. It is called inside `jax.shard_map` with this rank's array,
+    and returns the sum, the same bits on all ranks. A scheme may leave something out on
+    each rank, so that
+
+        psum(x) == total + psum(left)
+
+    A subclass defines `__call__`, and `forecast` where it is to be forecast.
+
     Example:
         >>> isinstance(sparsejax.schemes.Zen(), sparsejax.schemes.Scheme)
         True
@@ -155,78 +158,85 @@ class Scheme(abc.ABC):
     unit: str | None = None
 
     def init(self, like: jax.ShapeDtypeStruct, wire: Wire | None) -> Any:
-        """The first state for units like `like`.
+        """Returns the first state.
 
         Args:
-            like: The shape and the dtype of the dense array.
+            like: The shape and the dtype of the array: [units] or [units, width].
             wire: The ranks, or None where they are not known. A scheme whose state depends
-                on them raises `errors.NeedsRanks` then.
+                on them then raises `errors.NeedsRanks`.
         """
         del like, wire
         return ()
 
     @abc.abstractmethod
     def __call__(self, x: Units, state: Any, wire: Wire) -> Reduced:
-        """Adds up x over the ranks.
+        """Sums an array over the ranks.
 
         Args:
-            x: This rank's units, floating.
-            state: The scheme's state.
+            x: This rank's array: [units], or [units, width] where a unit is a row.
+            state: The state of the scheme.
             wire: The ranks, and the dtype in which values travel.
+
+        Returns:
+            The sum, what was left out of it, the next state, and the traffic.
         """
 
     def rows(self, tables: Sequence[RowGrads], wire: Wire) -> SummedRows | None:
-        """Adds up the rows that ranks list, with nothing of the order of a table.
+        """Sums the rows that ranks list.
 
-        What is listed decides what is sent, and not what is in it: a row of zeros is a row.
-        Ids out of range are not sent. Several tables are one exchange. A scheme's state is
-        that of its arrays, and rows leave it as it is.
+        Time and memory do not grow with the tables. All listed rows are sent, rows of zeros
+        too. Ids out of range are not. Several tables are exchanged together. The state of
+        the scheme is that of its arrays, and rows do not change it.
 
         Args:
-            tables: This rank's rows of each table, all of one width and dtype; ids may
+            tables: This rank's rows of each table, all of one width and dtype. Ids may
                 repeat.
             wire: The ranks, and the dtype in which values travel.
 
         Returns:
-            The sums; None from a scheme that sends no lists of rows, and is given whole
+            The sums; or None from a scheme that sends no lists of rows, and is given whole
             tables.
         """
         del tables, wire
         return None
 
     def scatter(self, x: Units, count: int, wire: Wire) -> tuple[jax.Array, Traffic]:
-        """This rank's piece of the sum, where each rank needs one: a reduce-scatter.
+        """Returns this rank's piece of the sum: a reduce-scatter.
+
+        It is for parameters that are sharded over the ranks, of whose gradient a rank needs
+        one piece.
 
         Args:
-            x: [units, ...], n pieces of as many units, whole words of 32.
-            count: The units of a piece that are used, its first ones.
+            x: [units, ...], a piece for each of the ranks, all of the same length, a
+                multiple of 32 units.
+            count: The number of units of a piece that are used, from its front.
             wire: The ranks, and the dtype in which values travel.
 
         Returns:
-            [count, ...], and what was sent for it.
+            The piece, [count, ...], and the traffic.
         """
         return scatter_densely(x, count, wire)
 
     def scatter_rows(self, tables: Sequence[RowGrads], wire: Wire) -> SummedRows | None:
-        """This rank's piece of the sums of listed rows, where each rank needs one.
+        """Returns this rank's piece of the sums of listed rows: a reduce-scatter.
 
         Args:
-            tables: As of `rows`; the ranks divide the rows of each.
+            tables: As for `rows`. The ranks divide the rows of each table.
             wire: The ranks, and the dtype in which values travel.
 
         Returns:
-            For each table rows of distinct ids, ascending, that count from the first row of
-            the piece; None from a scheme that is given whole tables.
+            Rows of distinct, ascending ids for each table. Ids count from the first row of
+            the piece. None from a scheme that is given whole tables.
         """
         del tables, wire
         return None
 
     def forecast(self, load: Load) -> Forecast:
-        """Reckons what one rank would send for a load; see `schemes.forecast`.
+        """Forecasts what one rank would send for a load; see `schemes.forecast`.
 
         Args:
-            load: An array, as it is called with; or listed rows, as `rows` sends them: the
-                dense sum of the tables where that returns None.
+            load: An array to sum; or listed rows, where a scheme without `rows` forecasts a
+                dense sum of the tables.
         """
         if load.listed:
             return load.all_reduce(self.wire_dtype)
@@ -234,22 +244,26 @@ class Scheme(abc.ABC):
 
 
 class LossyScheme(Scheme):
-    """A scheme that may leave something out: what it left comes back by `feedback`.
+    """A scheme that may leave something out, which the memory adds to the next gradient.
 
-    It is given the accumulated gradient, the gradient plus the residual, and returns for
+    It is given the accumulated gradient, the gradient plus the residual. It returns for
     each rank what this rank left out, so that psum(x) == total + psum(left).
+
+    Example:
+        >>> isinstance(sparsejax.schemes.OkTopk(0.01), sparsejax.schemes.base.LossyScheme)
+        True
     """
 
     #: Whether an element is sent whole or not at all, so that its momentum may be masked.
     selects: bool = True
 
     def suits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a leaf of this shape is worth the scheme; others are summed densely."""
+        """Whether the scheme sums a leaf of this shape; others are summed densely."""
         del shape
         return True
 
     def check_size(self, name: str, size: int) -> None:
-        """Raises if nothing of so few elements would be sent."""
+        """Raises if nothing of so small a leaf would be sent."""
         del name, size
 
 

@@ -21,11 +21,15 @@ from sparsejax.wire import collectives
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """How fast the network between ranks is.
+    """The bandwidth and latency between ranks.
+
+    A message of b bytes is taken to need the time
+
+        latency_us / 1e6 + 8 b / (1e9 gbit_per_s)    seconds
 
     Attributes:
-        gbit_per_s: Bandwidth of a rank's link, in one direction.
-        latency_us: Time of an empty message.
+        gbit_per_s: The bandwidth of a rank's link in one direction, in Gbit/s.
+        latency_us: The time of an empty message, in microseconds.
 
     Example:
         >>> network = sparsejax.Network(gbit_per_s=25, latency_us=20)

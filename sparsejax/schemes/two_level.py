@@ -39,7 +39,11 @@ _INSIDE = StripedHash(seed=0x2C1B3C6D)
 
 @dataclasses.dataclass(frozen=True)
 class TwoLevel(base.Scheme):
-    """Dense inside, a scheme across; the axis name is (outer, inner).
+    """Sums densely over the inner of two mesh axes, and by a scheme over the outer one.
+
+    For hosts with fast links inside. Each device of a host sums an equal part of the array,
+    and exchanges that part with other hosts by the scheme. The axis name is a pair (outer,
+    inner).
 
     Attributes:
         across: The scheme over the outer axis.
@@ -47,6 +51,10 @@ class TwoLevel(base.Scheme):
     Example:
         >>> hosts = sparsejax.schemes.BalancedParallelism()
         >>> tx = sparsejax.sync(sparsejax.schemes.TwoLevel(hosts), ("hosts", "devices"))
+
+    References:
+        Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
+        Synchronization, OSDI 2025, section 3.4
     """
 
     across: base.Scheme

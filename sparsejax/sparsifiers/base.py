@@ -39,17 +39,17 @@ _MOST = 2**31 - 1
 
 
 class Draw(NamedTuple):
-    """The numbers that a sparsifier is given beside the array.
+    """What a sparsifier is given besides the array.
 
     Attributes:
-        step: int32: updates before this one, equal on all ranks.
-        seed: uint32: different for each leaf and step, equal on all ranks.
+        step: int32: the number of updates before this one, equal on all ranks.
+        seed: uint32: another one for each leaf and step, equal on all ranks.
         wanted: int32: k, the number of elements to select from all shards together.
-        rank: int32: this rank's number, for random numbers that differ by rank.
-        over: Sums and concatenations over the shards of the tensor.
+        rank: int32: the number of this rank, for random numbers that differ by rank.
+        over: Sums and concatenations over the shards of the array.
         alone: Whether the threshold is computed from this array alone; False if it is one
             threshold for all leaves.
-        param: The parameter of the array, flat, for a sparsifier that reads it.
+        param: The parameter of the array, flat, for a sparsifier that reads it; else None.
 
     Example:
         >>> draw = sparsejax.sparsifiers.Draw(
@@ -68,13 +68,18 @@ class Draw(NamedTuple):
 
     @property
     def of_shard(self) -> jax.Array:
-        """How many of `wanted` are of this shard, where all shards send equally many."""
+        """The share of `wanted` for one shard, where all shards send equally many."""
         return -(-self.wanted // self.over.count)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier:
     """A rule that selects which part of an array is sent.
+
+    It is given the accumulated gradient x, the gradient plus the residual, and k, the
+    number of elements to send. What it does not send is the next residual. A `Selector`
+    selects elements and sends their values. A `Rounding` sends all elements in few bits.
+    For a new sparsifier, derive from one of these.
 
     Attributes:
         density: The share of elements to send: a number, a `Warmup` or a `Schedule`.
@@ -94,12 +99,12 @@ class Sparsifier:
         arguments.check_density("density", self.density)
 
     def init(self, size: int, dtype: Any) -> Any:
-        """Returns the first state for a vector of `size` elements: arrays, by rank."""
+        """Returns the first state for an array of `size`, which differs by rank."""
         del size, dtype
         return ()
 
     def wanted(self, size: int, step: jax.Array) -> jax.Array:
-        """Returns k, the number of elements of `size` to send in this step: at least 1."""
+        """Returns k, how many elements of `size` are sent in a step: at least 1."""
         if not callable(self.density):
             return jnp.int32(max(1, min(math.ceil(self.density * size), _MOST)))
         share = jnp.asarray(self.density(step), jnp.float32)
@@ -108,7 +113,19 @@ class Sparsifier:
 
 
 class Selector(Sparsifier, abc.ABC):
-    """A sparsifier that selects elements and sends their values unchanged."""
+    """A sparsifier that selects elements and sends their values unchanged.
+
+    A subclass defines `select`.
+
+    Attributes:
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
+
+    Example:
+        >>> base = sparsejax.sparsifiers.base
+        >>> isinstance(sparsejax.sparsifiers.RandomK(0.01), base.Selector)
+        True
+    """
 
     #: Whether all ranks select the same elements, so that no indices need to travel.
     shared: bool = False
@@ -119,7 +136,7 @@ class Selector(Sparsifier, abc.ABC):
         return 1.0
 
     def capacity(self, size: int) -> int:
-        """Returns how many selected elements fit, of an array of `size`."""
+        """Returns how many selected elements there is room for, of an array of `size`."""
         share: Any = getattr(self.density, "largest", self.density)
         return max(1, min(size, math.ceil(self.room * math.ceil(share * size))))
 
@@ -131,7 +148,7 @@ class Selector(Sparsifier, abc.ABC):
         return min(self.capacity(size), math.ceil(share * size))
 
     def scale(self, size: int, draw: Draw) -> Any:
-        """Returns the factor on sent values that makes them unbiased without a memory."""
+        """Returns the factor that makes sent values unbiased, without a memory."""
         del size, draw
         return 1.0
 
@@ -139,7 +156,14 @@ class Selector(Sparsifier, abc.ABC):
     def select(
         self, x: jax.Array, state: Any, draw: Draw, capacity: int
     ) -> tuple[jax.Array, Any]:
-        """Selects elements of x [size], the accumulated gradient.
+        """Selects elements of an array.
+
+        Args:
+            x: [size], the accumulated gradient: the gradient plus the residual, in float32
+                or wider.
+            state: The state of the sparsifier for this array.
+            draw: The step, a seed and k.
+            capacity: The largest number of indices.
 
         Returns:
             The indices of the selected elements, int32 [capacity], each at most once and
@@ -153,10 +177,16 @@ class Selector(Sparsifier, abc.ABC):
         draws: Sequence[Draw],
         capacities: Sequence[int],
     ) -> tuple[list[jax.Array], list[Any]]:
-        """Selects elements of several arrays of one group; see `units.selections`.
+        """Selects elements of several arrays of equal dtype; see `units.selections`.
+
+        Args:
+            arrays: The arrays.
+            states: The state for each array.
+            draws: The `Draw` for each array.
+            capacities: The capacity for each array.
 
         Returns:
-            What `select` returns for each: the lists of indices, and of states.
+            What `select` returns for each array, as a list of indices and a list of states.
         """
         each = zip(arrays, states, draws, capacities, strict=True)
         places, after = zip(*(self.select(*one) for one in each), strict=True)
@@ -164,39 +194,94 @@ class Selector(Sparsifier, abc.ABC):
 
 
 class ByMagnitude(Selector):
-    """A sparsifier that selects all elements from a threshold on: NaN, but never zero."""
+    """A sparsifier that selects the elements whose magnitude reaches a threshold.
+
+    A subclass defines `level`, which computes the threshold. A NaN is always selected, a
+    zero never.
+
+    Attributes:
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
+
+    Example:
+        >>> base = sparsejax.sparsifiers.base
+        >>> isinstance(sparsejax.sparsifiers.TopK(0.01), base.ByMagnitude)
+        True
+    """
 
     @property
     def correction(self) -> Correction | None:
-        """The correction of thresholds that are estimates; None if they are not."""
+        """The correction of a threshold that is an estimate; None if it is exact."""
         return None
 
     @abc.abstractmethod
     def level(self, x: jax.Array, state: Any, draw: Draw) -> tuple[jax.Array, Any]:
-        """Returns the threshold, as a key of at least 1, and the next state."""
+        """Computes the threshold of an array.
+
+        Args:
+            x: [size], the accumulated gradient: the gradient plus the residual, in float32
+                or wider.
+            state: The state of the sparsifier for this array.
+            draw: The step, a seed and k.
+
+        Returns:
+            The threshold as a key (`units.magnitudes`) of at least 1; and the next state.
+        """
 
     def after(self, state: Any, count: jax.Array, draw: Draw) -> Any:
-        """Returns the next state, given how many elements of all shards were selected."""
+        """Returns the next state, once elements were selected.
+
+        Args:
+            state: The state that `level` returned.
+            count: int32: how many elements of all shards reach the threshold.
+            draw: The step, a seed and k.
+        """
         del count, draw
         return state
 
     def levels(
         self, arrays: Sequence[jax.Array], states: Sequence[Any], draws: Sequence[Draw]
     ) -> tuple[list[jax.Array], list[Any]]:
-        """Returns the thresholds of several arrays, and the next states; see `level`."""
+        """Computes the thresholds of several arrays.
+
+        Args:
+            arrays: The arrays.
+            states: The state for each array.
+            draws: The `Draw` for each array.
+
+        Returns:
+            What `level` returns for each array, as a list of thresholds and a list of
+            states.
+        """
         each = zip(arrays, states, draws, strict=True)
         levels, after = zip(*(self.level(*one) for one in each), strict=True)
         return list(levels), list(after)
 
     def limit(self, draw: Draw, capacity: int) -> jax.Array | int:
-        """Returns how many of the elements from a threshold on are selected at most."""
+        """Returns how many of the elements that reach the threshold are selected at most.
+
+        Args:
+            draw: The step, a seed and k.
+            capacity: The largest number of indices.
+        """
         del draw
         return capacity
 
     def cut(
         self, x: jax.Array, level: jax.Array, limit: jax.Array, draw: Draw
     ) -> jax.Array:
-        """Selects k elements of x, where more are above the threshold, as packed bits."""
+        """Selects `limit` elements, where more reach the threshold.
+
+        Args:
+            x: [size], the accumulated gradient: the gradient plus the residual, in float32
+                or wider.
+            level: The threshold, as a key.
+            limit: The number of elements to select.
+            draw: The step, a seed and k.
+
+        Returns:
+            The selected elements as packed bits.
+        """
         del level
         return magnitudes.largest(x, limit, draw.seed)
 
@@ -207,10 +292,17 @@ class ByMagnitude(Selector):
         draws: Sequence[Draw],
         capacities: Sequence[int],
     ) -> tuple[list[jax.Array], jax.Array]:
-        """Selects the elements of each array from its threshold on, as many as fit.
+        """Selects the elements of several arrays that reach their thresholds.
+
+        Args:
+            arrays: The arrays.
+            levels: The threshold of each array, as keys.
+            draws: The `Draw` for each array.
+            capacities: The capacity for each array.
 
         Returns:
-            Their indices, and int32 [arrays], how many there are from the threshold on.
+            The indices for each array, at most as many as its capacity; and int32 [arrays],
+            how many elements reach each threshold.
         """
         together = Arrays(arrays)
         selected = together.at_least(levels)
@@ -234,7 +326,14 @@ class ByMagnitude(Selector):
         return together.indices(selected, capacities)
 
     def settled(self, x: jax.Array, level: jax.Array, draw: Draw) -> jax.Array:
-        """Returns a threshold, corrected if it is an estimate."""
+        """Returns a threshold, corrected if it is an estimate.
+
+        Args:
+            x: [size], the accumulated gradient: the gradient plus the residual, in float32
+                or wider.
+            level: The threshold, as a key.
+            draw: The step, a seed and k.
+        """
         if self.correction is None:
             return level
         together, wanted = Arrays([x]), draw.wanted[None]
@@ -263,17 +362,33 @@ class ByMagnitude(Selector):
 
 
 class Rounding(Sparsifier, abc.ABC):
-    """A sparsifier that sends every element, rounded to a few bits."""
+    """A sparsifier that sends every element, rounded to few bits.
+
+    A subclass defines `rounded`.
+
+    Attributes:
+        density: Not used by most: all elements are sent.
+
+    Example:
+        >>> isinstance(sparsejax.sparsifiers.Sign(), sparsejax.sparsifiers.base.Rounding)
+        True
+    """
 
     def shrink(self, size: int) -> float:
-        """Returns the factor on rounded values where rounding errors are fed back.
+        """Returns the factor on rounded values where rounding errors go into a residual.
 
-        Unbiased rounding may take away more than there was; fed back unscaled, the
-        residual would grow without bound.
+        Unbiased rounding may overshoot: without the factor the residual would grow without
+        bound.
         """
         del size
         return 1.0
 
     @abc.abstractmethod
     def rounded(self, x: jax.Array, draw: Draw) -> jax.Array:
-        """Returns the rounded array that is sent instead of x [size]."""
+        """Returns the rounded array, which is sent in place of the accumulated gradient.
+
+        Args:
+            x: [size], the accumulated gradient: the gradient plus the residual, in float32
+                or wider.
+            draw: The step, a seed and k.
+        """

@@ -18,12 +18,27 @@ from sparsejax import arguments, errors
 class Warmup:
     """A density that falls exponentially from `start` to `density` in `steps` steps.
 
+        start (density / start)^min(step / steps, 1)
+
     Capacities are those of the largest density, so a large start costs memory and time in
     all steps. `sparsejax.warm_up` sends densely instead.
+
+    Attributes:
+        density: The density after the warm-up.
+        steps: The number of steps of the warm-up.
+        start: The density of the first step.
 
     Example:
         >>> density = sparsejax.sparsifiers.Warmup(0.01, steps=100)
         >>> tx = optax.chain(sparsejax.dgc(density), sparsejax.zen_sync(), optax.sgd(0.1))
+
+    References:
+        Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for
+        Distributed Training, ICLR 2018
+
+    See Also:
+        `sparsejax.warm_up`: sends everything densely in the first steps.
+        `sparsejax.sparsifiers.Schedule`: a density that follows any schedule.
     """
 
     density: float
@@ -51,14 +66,18 @@ class Schedule:
     """A density that follows a schedule, such as those of optax.
 
     Attributes:
-        density_at: From the step, an int32 array, to the density. The density is clipped
-            to `largest`.
-        largest: The largest density, for which there is capacity in all steps.
+        density_at: A function from the step, an int32 array, to the density, which is
+            clipped to `largest`.
+        largest: The largest density. Capacities are made for it.
 
     Example:
         >>> falling = optax.linear_schedule(0.1, 0.01, 1000)
         >>> density = sparsejax.sparsifiers.Schedule(falling, largest=0.1)
         >>> tx = optax.chain(sparsejax.dgc(density), sparsejax.zen_sync(), optax.sgd(0.1))
+
+    See Also:
+        `sparsejax.warm_up`: sends everything densely in the first steps.
+        `sparsejax.sparsifiers.Warmup`: the exponential schedule of DGC.
     """
 
     density_at: Callable[[jax.Array], Any]

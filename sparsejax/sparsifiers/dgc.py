@@ -37,14 +37,20 @@ class BySample(base.ByMagnitude):
 
 @dataclasses.dataclass(frozen=True)
 class DGC(BySample):
-    """Selects all elements from a threshold on that is estimated from a sample.
+    """Selects all elements that reach a threshold, which is estimated from a sample.
+
+    The threshold selects the same share of the sample as k is of the array. While it
+    selects fewer than `lower` k or more than `upper` k elements of the array, it is
+    multiplied by `lower` or `upper`, at most `rounds` times. If that does not suffice, the
+    `upper` k largest are selected exactly.
 
     Attributes:
-        sample: The share of elements in the sample.
-        lower: The least accepted count, as a multiple of k, and the factor on a threshold
-            that selects fewer.
-        upper: The largest accepted count, as a multiple of k, and the factor on a
-            threshold that selects more. So many fit.
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
+        sample: The share of elements in the sample. A sample of a small array is larger:
+            about 64 of the k largest are in it.
+        lower: The least accepted count, as a multiple of k.
+        upper: The largest accepted count, as a multiple of k. The capacity is that large.
         rounds: The largest number of corrections.
 
     Example:
@@ -52,7 +58,8 @@ class DGC(BySample):
         >>> tx = optax.chain(dgc, sparsejax.zen_sync(), optax.sgd(0.1))
 
     References:
-        Lin et al., Deep Gradient Compression, ICLR 2018
+        Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for
+        Distributed Training, ICLR 2018
     """
 
     sample: float = 0.01

@@ -26,9 +26,19 @@ from sparsejax.units.selection import magnitudes
 
 @dataclasses.dataclass(frozen=True)
 class Dragonn(BySample):
-    """Selects those elements from a sampled threshold on that keep a slot.
+    """Selects the elements that reach a sampled threshold and a free slot of a hash table.
+
+    Each element that reaches the threshold writes its index into the slot that a hash of
+    the index names. If two have the same slot, one is overwritten and stays in the
+    residual. Of l elements and m slots, the expected share that is sent is
+
+        (m / l) (1 - exp(-l / m))
+
+    which is 88% with four slots an element. The hash changes at every step.
 
     Attributes:
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
         slots: The number of slots of all tables together, as a multiple of k.
         tables: The number of tables, each with a hash of its own.
         sample: The share of elements in the sample that gives the threshold.
@@ -67,7 +77,18 @@ class Dragonn(BySample):
     def take(
         self, x: jax.Array, level: jax.Array, draw: base.Draw, capacity: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the indices of the elements that keep a slot, and their count."""
+        """Selects the elements that reach the threshold and keep a slot.
+
+        Args:
+            x: [size], the accumulated gradient: the gradient plus the residual, in float32
+                or wider.
+            level: The threshold, as a key.
+            draw: The step, a seed and k.
+            capacity: The largest number of indices.
+
+        Returns:
+            The indices, and their number.
+        """
         # NaN compares with nothing and would never be selected, so it counts as infinite.
         # No zero may be as large as a denormal, as it is where denormals are flushed.
         x = jnp.where(jnp.isnan(x), jnp.inf, x)

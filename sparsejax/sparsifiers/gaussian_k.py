@@ -18,15 +18,30 @@ from sparsejax.units.selection.corrections import Correction
 
 @dataclasses.dataclass(frozen=True)
 class GaussianK(base.ByMagnitude):
-    """Selects all elements from a quantile of the normal distribution on.
+    """Selects all elements that reach a quantile of the normal distribution.
+
+    With s the root mean square of the elements, and Q the quantile function of the standard
+    normal distribution, the threshold is
+
+        s Q(1 - k / (2 size))
+
+    Gradients have longer tails than that. So the threshold is multiplied or divided by
+    `step` until it selects between 3/4 k and 5/4 k elements, at most `rounds` times. If
+    that does not suffice, the largest are selected exactly.
 
     Attributes:
-        step: The factor by which the threshold is corrected.
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
+        step: The factor of a correction, above 1.
         rounds: The largest number of corrections.
 
     Example:
         >>> gaussian = sparsejax.sparsify(sparsejax.sparsifiers.GaussianK(0.01))
         >>> tx = optax.chain(gaussian, sparsejax.zen_sync(), optax.sgd(0.1))
+
+    References:
+        Shi et al., Understanding Top-k Sparsification in Distributed Deep Learning, arXiv
+        1911.08772
     """
 
     step: float = 1.02

@@ -20,10 +20,16 @@ from sparsejax.units.selection import magnitudes
 
 @dataclasses.dataclass(frozen=True)
 class MSTopK(base.Selector):
-    """Selects k elements, nearly the largest.
+    """Selects k elements that are nearly the largest, by a binary search for the threshold.
+
+    The search begins between the mean and the largest magnitude. All elements that reach
+    the higher of the last two thresholds are selected. Of those between the two a run fills
+    up to k elements; its start changes from step to step.
 
     Attributes:
-        halvings: How often the interval of the threshold is halved.
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
+        halvings: The number of steps of the search. Each one reads the array once.
 
     Example:
         >>> nearly = sparsejax.sparsify(sparsejax.sparsifiers.MSTopK(0.01, halvings=20))
@@ -32,6 +38,10 @@ class MSTopK(base.Selector):
     References:
         Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud
         Clusters, MLSys 2021
+
+    See Also:
+        `sparsejax.sparsifiers.TopK`: the k largest exactly.
+        `sparsejax.schemes.GTopk`: the k largest of a sum over ranks.
     """
 
     halvings: int = 30

@@ -17,15 +17,25 @@ from sparsejax.units.selection import magnitudes
 
 @dataclasses.dataclass(frozen=True)
 class ReuseThreshold(base.ByMagnitude):
-    """Selects all elements from a threshold on that was computed some steps ago.
+    """Selects all elements that reach a threshold, which was computed some steps before.
+
+    The threshold of exact top-k is computed at every `every`-th step. After each other step
+    it is multiplied or divided by `step` if it selected more than 5/4 k or fewer than 2/3 k
+    elements.
 
     Attributes:
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
         every: The number of steps after which the threshold is computed exactly.
-        step: The factor by which it is moved in between.
+        step: The factor of a correction, above 1.
 
     Example:
         >>> reuse = sparsejax.sparsify(sparsejax.sparsifiers.ReuseThreshold(0.01, every=16))
         >>> tx = optax.chain(reuse, sparsejax.zen_sync(), optax.sgd(0.1))
+
+    References:
+        Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP
+        2022, section 3.1.3
     """
 
     every: int = 32

@@ -14,10 +14,13 @@ from sparsejax.units.selection import magnitudes
 
 @dataclasses.dataclass(frozen=True)
 class Threshold(base.ByMagnitude):
-    """Selects all elements of at least a magnitude, as many as fit.
+    """Selects all elements of at least a given magnitude, up to the capacity.
+
+    If more elements are that large, the largest are selected. Smaller elements add up in
+    the residual until they reach the threshold.
 
     Attributes:
-        density: The share of elements that fit.
+        density: The capacity, as a share of the elements.
         value: The least magnitude, above 0.
 
     Example:

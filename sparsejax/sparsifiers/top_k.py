@@ -11,11 +11,25 @@ from sparsejax.units.selection import magnitudes
 
 @dataclasses.dataclass(frozen=True)
 class TopK(base.ByMagnitude):
-    """Selects the k largest elements; of equal ones a run whose start changes by step.
+    """Selects the k elements of the largest magnitudes.
+
+    The threshold is exact, and is found without a sort. Of elements that are equal to it, a
+    run is selected whose start changes from step to step.
+
+    Attributes:
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
 
     Example:
         >>> largest = sparsejax.sparsify(sparsejax.sparsifiers.TopK(0.01), global_=True)
         >>> tx = optax.chain(largest, sparsejax.zen_sync(), optax.sgd(0.1))
+
+    References:
+        Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017
+
+    See Also:
+        `sparsejax.sparsifiers.MSTopK`: nearly the k largest, by a binary search.
+        `sparsejax.schemes.GTopk`: the k largest of a sum over ranks.
     """
 
     def level(self, x, state, draw):

@@ -221,18 +221,13 @@ class Found(NamedTuple):
 
 
 def check_numbers(state: Any, since: int = 0) -> None:
-    """Raises where an update was left out since one of its numbers was not finite.
+    """Raises where an update was left out because a number in it was not finite.
 
-    That is for loops of your own: inside `jax.jit` nothing can be raised, so
-    `sparsejax.skip_nonfinite(tx, report=True)` leaves such an update out and writes down
-    where it was, and this reads it. It waits for the update, and sends nothing: the state
-    says the same on all ranks and processes, so all raise. The trainer of
+    It is for loops of your own. Inside `jax.jit` nothing can be raised, so
+    `sparsejax.skip_nonfinite(tx, report=True)` leaves such an update out and records it in
+    the state, which this function reads. It waits for the update, and sends nothing. The
+    state is the same on all ranks and processes, so all raise. The trainer of
     `sparsejax.data_parallel` calls it after each step.
-
-    Example:
-        >>> tx = sparsejax.skip_nonfinite(tx, report=True)
-        >>> opt_state = sparsejax.init(tx, params, mesh)
-        >>> sparsejax.transforms.check_numbers(opt_state)  # and after each step
 
     Args:
         state: The optimizer's state, or any tree with it in, outside `jax.jit`.
@@ -241,6 +236,14 @@ def check_numbers(state: Any, since: int = 0) -> None:
 
     Raises:
         BadNumberError: With the rank, the leaf and the number of the last such update.
+
+    Example:
+        >>> tx = sparsejax.skip_nonfinite(tx, report=True)
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> sparsejax.transforms.check_numbers(opt_state)  # and after each step
+
+    See Also:
+        `sparsejax.skip_nonfinite`: leaves such an update out.
     """
     arguments.check_whole("since", since, 0)
     every = find(state, Found)

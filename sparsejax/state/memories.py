@@ -31,7 +31,14 @@ from sparsejax import arguments, errors
 
 
 class Memory(abc.ABC):
-    """A rule for the residual: how it is added to later gradients. Frozen and hashable."""
+    """A rule for how what was not sent is added to later gradients.
+
+    It is a frozen dataclass. A subclass defines `accumulate`.
+
+    Example:
+        >>> isinstance(sparsejax.Residual(), sparsejax.state.memories.Memory)
+        True
+    """
 
     #: Whether a velocity is kept beside the residual.
     has_momentum: bool = False
@@ -40,24 +47,50 @@ class Memory(abc.ABC):
     def accumulate(
         self, gradient: jax.Array, residual: jax.Array, momentum: jax.Array | None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """The accumulated gradient of a leaf, and its next velocity."""
+        """Adds a gradient to a residual.
+
+        Args:
+            gradient: The gradient of a leaf.
+            residual: What this rank has not sent of the leaf.
+            momentum: The velocity of the leaf; None if the memory has none.
+
+        Returns:
+            The accumulated gradient, and the next velocity.
+        """
 
     def after(self, momentum: Any, sent: jax.Array) -> Any:
-        """The velocity once the entries where `sent` is true were sent."""
+        """Returns the velocity, once entries were sent.
+
+        Args:
+            momentum: The velocity of a leaf.
+            sent: Booleans: the entries that were sent.
+        """
         del sent
         return momentum
 
 
 @dataclasses.dataclass(frozen=True)
 class Residual(Memory):
-    """Adds what was not sent to the next gradient.
+    """Adds what a rank has not sent to its next gradient: error feedback.
+
+    With g the gradient, and e the residual, in each step
+
+        accumulated = decay e + g
+        e           = accumulated - what was sent
 
     Attributes:
-        decay: The share of it that is added, in (0, 1]; 1 loses nothing.
+        decay: The share of the residual that is added, in (0, 1]. With 1 nothing is lost.
 
     Example:
         >>> top = sparsejax.top_k(0.01, memory=sparsejax.Residual())
         >>> tx = optax.chain(top, sparsejax.zen_sync(), optax.sgd(0.1))
+
+    References:
+        Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression
+        Schemes, ICML 2019
+
+    See Also:
+        `sparsejax.MomentumCorrection`: accumulates velocity instead of gradients.
     """
 
     decay: float = 1.0
@@ -66,7 +99,7 @@ class Residual(Memory):
         arguments.check_share("decay", self.decay)
 
     def accumulate(self, gradient, residual, momentum):
-        """The gradient and the decayed residual."""
+        """Returns the gradient plus the decayed residual."""
         if self.decay != 1:
             residual = self.decay * residual
         return residual + gradient, momentum
@@ -74,17 +107,34 @@ class Residual(Memory):
 
 @dataclasses.dataclass(frozen=True)
 class MomentumCorrection(Memory):
-    """DGC's memory: accumulates velocity, and sends that.
+    """Accumulates velocity in the residual, as Deep Gradient Compression does.
+
+    With g the gradient, u the velocity, and e the residual, in each step
+
+        u           = momentum u + g               or momentum (u + g) with nesterov
+        accumulated = e + u                        or e + u + g        with nesterov
+        e           = accumulated - what was sent
+        u           = 0 where an entry was sent    with masking
+
+    The optimizer after it has no momentum of its own. Leaves that are sent whole have a
+    velocity, too, which is not masked.
 
     Attributes:
-        momentum: The share of the velocity that is left after a step, in [0, 1).
-        nesterov: Whether the gradient is added once more, ahead of the velocity.
-        masking: Whether an entry that was sent starts again without velocity.
+        momentum: The share of the velocity that is kept in a step, in [0, 1).
+        nesterov: Whether the momentum is Nesterov's.
+        masking: Whether the velocity of an entry is cleared when it is sent.
 
     Example:
         >>> memory = sparsejax.MomentumCorrection(momentum=0.9, masking=False)
         >>> top = sparsejax.top_k(0.01, memory=memory)
         >>> tx = optax.chain(top, sparsejax.zen_sync(), optax.sgd(0.1))  # no momentum here
+
+    References:
+        Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for
+        Distributed Training, ICLR 2018
+
+    See Also:
+        `sparsejax.Residual`: accumulates gradients; the momentum is the optimizer's.
     """
 
     has_momentum = True
@@ -98,7 +148,7 @@ class MomentumCorrection(Memory):
             raise errors.ArgumentError(f"momentum must lie in [0, 1), got {value!r}.")
 
     def accumulate(self, gradient, residual, momentum):
-        """The residual and the velocity, and the velocity."""
+        """Returns the residual plus the velocity, and the velocity."""
         assert momentum is not None
         if self.nesterov:
             velocity = self.momentum * (momentum + gradient)
@@ -110,5 +160,5 @@ class MomentumCorrection(Memory):
         return accumulated, jnp.where(jnp.isfinite(velocity), velocity, 0)
 
     def after(self, momentum, sent):
-        """The velocity, 0 where masking takes it."""
+        """Returns the velocity, with masking 0 for the entries that were sent."""
         return jnp.where(sent, 0, momentum) if self.masking else momentum

@@ -23,9 +23,9 @@ _REPLICATED = PartitionSpec()
 class PerReplica:
     """The gradient of one parameter on each replica, stacked along a mesh axis.
 
-    `sparsejax.per_replica` makes them. Gradients that are stacked already, as by `jax.vmap`
-    with `spmd_axis_name`, are wrapped by hand. `update` of a synchronization takes them
-    under `jit`, and returns arrays that are sharded as the parameters.
+    `sparsejax.per_replica` returns them. Gradients that are stacked already, as by
+    `jax.vmap` with `spmd_axis_name`, are wrapped by hand. Under `jit` the `update` of a
+    synchronization takes them, and returns arrays that are sharded as the parameters.
 
     Attributes:
         value: [replicas, ...], sharded `P(axis_name, *spec)`.
@@ -54,7 +54,7 @@ class PerReplica:
             )
 
     def mesh_here(self, call: str) -> Mesh | AbstractMesh:
-        """The mesh of the node, or of the context; raises where there is none."""
+        """Returns the mesh of the node, or of the context; raises where there is none."""
         return mesh_here(self.mesh, axis_names(self.axis_name), call)
 
 

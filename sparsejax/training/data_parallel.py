@@ -42,6 +42,76 @@ def data_parallel(
 ) -> DataParallel:
     """Makes a train step that runs on every device of a mesh axis.
 
+    A batch is a tree of arrays, split over the ranks along the leading axis. In a job of
+    several processes each gives the shares of its ranks as NumPy arrays, of the same length
+    on all processes. All processes call `step` equally often. One that has run out of data
+    gives zeros with `weight` 0.
+
+    Args:
+        loss_fn: A function from parameters and this rank's share of a batch to the mean
+            loss over that share. If the state was made with them, it is given `variables=`
+            and `key=`, another key on each rank and in each step. It returns the loss; with
+            auxiliary outputs (loss, aux); with variables (loss, variables); with both
+            (loss, (aux, variables)).
+        tx: The optimizer, with a synchronization before it. Tables that it updates by rows,
+            as `sparsejax.lazy` does, are differentiated by rows
+            (`sparsejax.value_and_grad`). Rows of `state.params` may then be late:
+            `evaluate` and the next step read them up to date, and `sparsejax.rows.settle`
+            updates all. With `sparsejax.embrace_sync` a step is given the next batch, too,
+            and `flush` does what `settle` does. With `sparsejax.skip_nonfinite` around all
+            of it, a step in which the gradient of any rank has a NaN or an infinity changes
+            nothing but `state.step`, which counts batches; with its `report=True`, `step`
+            raises `errors.BadNumberError`.
+        mesh: The mesh.
+        axis_name: The mesh axis over which the batch is split, where the mesh has several
+            axes.
+        has_aux: Whether `loss_fn` returns auxiliary outputs. They are scalars, and are
+            averaged, unless `aux` says otherwise.
+        ids: A function from a batch to the rows that it touches, {path: ids}, so that
+            gradients are not searched for them; see `sparsejax.sync`.
+        param_specs: The parameters' PartitionSpecs, where a further axis of the mesh shards
+            them: a tree like the parameters, or a prefix of it. `loss_fn` is then given
+            shards, and the same share of the batch on each device of that axis. It may
+            communicate over that axis, and its loss must be equal there. Without it,
+            parameters whose arrays are sharded over the mesh are refused.
+        aux: How auxiliary outputs are reduced; setting it says that there are some. "mean"
+            or "sum" over the ranks; or "stack", the ranks' arrays one after another along
+            the leading axis, and scalars as [ranks]; or a tree of these, or a prefix of
+            one. A stacked output is an array that is sharded over the ranks.
+        variables: How variables are reduced: "mean" over the ranks (integers must be equal
+            on all), or "by_rank"; or a tree of these, or a prefix of one. The mean of
+            variances is not the variance of the whole batch.
+        weight: A function from a rank's share of a batch to its weight in means, such as
+            the number of examples, where shares are padded. The gradient is then sum(weight
+            * gradient) / sum(weight), if `tx` averages. A rank of weight 0 does not count,
+            whatever its loss is. If all are 0, the gradient is 0 and the loss NaN. Sums
+            leave out ranks of weight 0, and have no other weights. Stacked outputs have the
+            padding, too. With a weight below 0 the loss is NaN.
+        eval_fn: The function that `evaluate` calls, in the way of `loss_fn`; `loss_fn`
+            itself if None.
+        donate: Whether a step donates its state, and reuses the memory.
+        capacity: The number of distinct rows of a table that a rank usually reads in a
+            step, or {pattern of paths: number}, where that is far below the number of ids.
+            A step whose rows fit takes less time; the result is the same. See
+            `sparsejax.rows.within_capacity`.
+        check_every: The number of steps after which the state is compared over the ranks,
+            bit for bit: `sparsejax.check_replicas`, which raises `errors.ReplicaError`. A
+            state that is no step's result, such as a restored one, is compared, too. 100 is
+            cheap. None compares nothing.
+        check_vma: Whether JAX checks which values differ by rank, as in `jax.shard_map`.
+            Set False for losses that the check refuses: a scan whose carry begins with
+            zeros (flax's `RNN`), or a Pallas kernel that does not say over which axes its
+            results vary. Gradients are the same. Unnoticed are then a `pmean` of gradients
+            in `loss_fn`, and an update that is not synchronized. Not with `param_specs`,
+            since JAX sums gradients of replicated parameters by the types that it checks.
+        overlap: Whether exchanges of `sparsejax.local_steps` run concurrently with later
+            steps; see `sparsejax.rounds.Overlap`. A step then sends nothing: its loss is an
+            array [ranks], and so are auxiliary outputs, with aux="stack".
+
+    Returns:
+        A `sparsejax.training.DataParallel`, with the methods `init`, `step`, `evaluate` and
+        `flush`. The state is a `sparsejax.TrainState`.
+
     Example:
         >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
         >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
@@ -61,77 +131,6 @@ def data_parallel(
         >>> state = trainer.init(params, variables=statistics, key=jax.random.key(0))
         >>> state, (loss, aux) = trainer.step(state, batch)
         >>> loss, aux = trainer.evaluate(state, batch)
-
-    A batch is a tree of arrays, split over the ranks along their leading axis. In a job of
-    several processes each gives its own part of it, as NumPy arrays: the shares of the
-    ranks that it has, equally long on all processes. All call `step` equally often; one
-    that has run out of data gives zeros and `weight` 0.
-
-    Args:
-        loss_fn: From parameters and this rank's share of a batch to the mean loss over
-            that share. It is given `variables=` and `key=`, another key on each rank and in
-            each step, where the state was made with them, and returns the loss; with
-            auxiliary outputs (loss, aux), with variables (loss, variables), with both
-            (loss, (aux, variables)).
-        tx: The optimizer, a sparsejax synchronization in front of it. Tables that it
-            updates by rows, as `sparsejax.lazy` does, are differentiated by rows
-            (`sparsejax.value_and_grad`). Rows of `state.params` may then be late:
-            `evaluate` and the next step read them as they would be, and
-            `sparsejax.rows.settle` catches them up. With `sparsejax.embrace_sync` in it
-            a step is given the next batch, too, and `flush` does what `settle` does. With
-            `sparsejax.skip_nonfinite` around all of it, a step in which the gradient of any
-            rank has a NaN or an infinity changes nothing but `state.step`, which counts
-            batches; with its `report=True`, `step` raises `errors.BadNumberError`.
-        mesh: The mesh.
-        axis_name: The axis over which the batch is split, where the mesh has several.
-        has_aux: Whether `loss_fn` returns auxiliary outputs. Those are scalars, which are
-            averaged, unless `aux` says otherwise.
-        ids: From a batch to the rows that it touches, {path: ids}, so that gradients need
-            not be searched for them; see `sparsejax.sync`.
-        param_specs: The parameters' PartitionSpecs, where a further axis of the mesh shards
-            them: a tree like the parameters, or a prefix of it. `loss_fn` is then given
-            shards, and the same share of the batch on each of that axis; it may send over
-            that axis, and its loss is to be the same there. Without it parameters whose
-            arrays are sharded over the mesh are refused.
-        aux: How auxiliary outputs are reduced; it says that the loss has some: "mean" over
-            ranks, "sum", or "stack", the ranks' arrays one after another along the leading
-            axis, and scalars as [ranks]; or a tree of these, or a prefix of one. What is
-            stacked is an array sharded over the ranks.
-        variables: What becomes of the variables: "mean" over ranks (integers must be equal
-            on all), or "by_rank"; or a tree of these, or a prefix of one. The mean of
-            variances is not the variance of the whole batch.
-        weight: From a rank's share of a batch to how much it counts in the means, such as
-            the number of examples that are there, if shares are filled up. The gradient is
-            then sum(weight * gradient) / sum(weight), where `tx` averages. A rank whose
-            weight is 0 does not count, whatever its loss is; if all are 0, the gradient
-            is 0 and the loss NaN. Sums leave such ranks out, and have no other weights;
-            what is stacked holds what shares were filled up with. With a weight below 0 the
-            loss is NaN.
-        eval_fn: What `evaluate` calls, as `loss_fn` is called; `loss_fn` itself if None.
-        donate: Whether a step uses up the state that it is given, and reuses its memory.
-        capacity: How many distinct rows of a table a rank reads in a step, as a rule, or
-            {pattern of paths: number}, where that is far below the number of ids: a step
-            whose rows fit takes less time, one whose rows do not is the same, only slower.
-            See `sparsejax.rows.within_capacity`.
-        check_every: Once in this number of steps, before the step, the state is compared
-            over the ranks, bit for bit: `sparsejax.check_replicas`, which raises
-            `errors.ReplicaError`. So is a state that is no step's result, as one that was
-            restored. 100 is cheap. None compares nothing.
-        check_vma: Whether JAX checks, as `jax.shard_map` does, which values differ by rank.
-            False is for losses that the check refuses, with a scan whose carry begins with
-            zeros (flax's `RNN`), or a Pallas kernel that does not say over which axes its
-            results vary. Where the check refuses nothing, gradients are the same. What it
-            would have found goes unseen: a `pmean` of gradients in `loss_fn`, and an update
-            that is not synchronized. Not with `param_specs`, since JAX adds up gradients of
-            what a further axis replicates by the types that it checks.
-        overlap: Whether exchanges of `sparsejax.local_steps` run concurrently with the
-            steps that follow, as `sparsejax.rounds.Overlap` says. A step then sends
-            nothing: the loss that it returns is an array [ranks], of each rank its own, and
-            so are auxiliary outputs, with aux="stack".
-
-    Returns:
-        An object with `init(params, variables=None, key=None)`, `step(state, batch)`,
-        `evaluate(state, batch)` and `flush(state)`. The state is a `sparsejax.TrainState`.
     """
     if aux is None and has_aux:
         aux = outputs.SCALARS

@@ -20,11 +20,11 @@ class TrainState(NamedTuple):
     """The state of a training run.
 
     Attributes:
-        step: int32: steps taken.
+        step: int32: the number of steps taken.
         params: The parameters, replicated.
-        opt_state: The optimizer's state.
+        opt_state: The state of the optimizer.
         variables: What the loss function changes and no gradient trains, such as batch
-            statistics; None if it has none. What is kept by rank is `PerRank`.
+            statistics; None if there is nothing. What differs by rank is `PerRank`.
         key: The PRNG key from which those of all ranks and steps are made, or None.
 
     Example:
@@ -41,7 +41,7 @@ class TrainState(NamedTuple):
     key: jax.Array | None = None
 
     def key_of(self, wire: Wire) -> jax.Array | None:
-        """The key of this rank in this step."""
+        """Returns the PRNG key of this rank in this step."""
         if self.key is None:
             return None
         of_step = jax.random.fold_in(self.key, self.step)

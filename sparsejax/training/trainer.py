@@ -26,7 +26,16 @@ from sparsejax.wire import Wire
 
 
 class DataParallel:
-    """See `data_parallel`."""
+    """A train step over a mesh: what `sparsejax.data_parallel` returns.
+
+    Its methods are the training loop: `init` once, `step` for each batch, `evaluate` for a
+    loss without an update, and `flush` before parameters are read otherwise.
+
+    Example:
+        >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
+        >>> isinstance(trainer, sparsejax.training.DataParallel)
+        True
+    """
 
     def __init__(
         self,
@@ -106,15 +115,16 @@ class DataParallel:
         key: jax.Array | None = None,
         timeout: float | None = TIMEOUT,
     ) -> TrainState:
-        """The first state; what it is made from is copied, not taken over.
+        """Returns the first state; its arrays are copies of the arguments.
 
         Args:
-            params: The parameters. Several processes give equal ones.
-            variables: What `loss_fn` changes and no gradient trains: one tree of arrays,
-                the same for all ranks at first. Given to `loss_fn` as `variables`.
-            key: A PRNG key, from which `loss_fn` is given one for each rank and step.
+            params: The parameters, equal on all processes.
+            variables: What `loss_fn` changes and no gradient trains: a tree of arrays,
+                equal for all ranks at first. It is given to `loss_fn` as `variables`.
+            key: A PRNG key. `loss_fn` is given another one on each rank and in each step,
+                made from it.
             timeout: Seconds to wait for the other processes of the mesh, which compare what
-                they are about to train; None compares nothing.
+                they are about to train. None compares nothing.
         """
         job = Setup("trainer.init", self._mesh, timeout)
         with job.made_ready():
@@ -169,22 +179,22 @@ class DataParallel:
     def step(
         self, state: TrainState, batch: Any, next_batch: Any = ahead.MISSING
     ) -> tuple[TrainState, Any]:
-        """One step. The state given is used up, unless the trainer has `donate=False`.
+        """Takes a step. The state is donated, unless the trainer has `donate=False`.
 
         Args:
-            state: From `init` or from the last step.
-            batch: A tree of arrays, the ranks' shares one after another along the leading
-                axis. Of several processes each gives the shares of its own ranks, all of
-                the same length; or a global `jax.Array`.
-            next_batch: The batch of the next step, where `sparsejax.embrace_sync` is to
-                know it; None where there is none. If the next step is given another one
-                nevertheless, delayed rows are applied before; on a mesh of several
-                processes, which do not see each other's, none does, and a process that sees
-                it warns.
+            state: The state, from `init` or from the last step.
+            batch: A tree of arrays: the shares of the ranks, one after another along the
+                leading axis. Each of several processes gives the shares of its own ranks,
+                all of the same length, or a global `jax.Array`.
+            next_batch: The batch of the next step, where `sparsejax.embrace_sync` needs it;
+                None if there is none. If the next step is given another batch, delayed rows
+                are applied first. On a mesh of several processes they are not, since
+                processes do not know one another's batches; a process with another batch
+                warns.
 
         Returns:
-            The next state, and the loss averaged over ranks, or with `overlap` that of each
-            rank; with auxiliary outputs, the loss and these.
+            The next state, and the loss averaged over the ranks, or with `overlap` the loss
+            of each rank. With auxiliary outputs, the loss and these.
 
         Raises:
             BadNumberError: With `sparsejax.skip_nonfinite(..., report=True)` for tx; its
@@ -219,12 +229,12 @@ class DataParallel:
         return after, out
 
     def flush(self, state: TrainState) -> TrainState:
-        """Sends and applies all that waits for the next step, and catches all rows up.
+        """Applies all that waits for the next step, and brings all rows up to date.
 
-        What waits is what `sparsejax.embrace_sync` holds back, and the gradients that
-        `sparsejax.embrace.horizontal` carries. Before parameters are saved for another
-        purpose than to resume, and before they are read by anything but `evaluate`.
-        The state given is used up as by a step.
+        What waits are the delayed rows of `sparsejax.embrace_sync`, and the gradients of
+        `sparsejax.embrace.horizontal`. Call it before parameters are read by anything but
+        `evaluate`, and before they are saved for another purpose than to resume. The state
+        is donated, as by a step.
 
         Args:
             state: From `init` or from the last step.
@@ -263,10 +273,10 @@ class DataParallel:
         return self._compiled[key]
 
     def evaluate(self, state: TrainState, batch: Any) -> Any:
-        """The loss on a batch, without gradient or optimizer; the state is unchanged.
+        """Returns the loss of a batch, without a gradient or an update.
 
-        Calls `eval_fn`, or `loss_fn` without one, as a step would. The variables that
-        it returns are dropped, and `opt_state` may be anything, None for instance.
+        It calls `eval_fn`, or `loss_fn` without one, as a step would. The variables that it
+        returns are dropped. `opt_state` of the state may be anything, such as None.
 
         Args:
             state: From `init` or from a step.
@@ -283,7 +293,7 @@ class DataParallel:
         return self._evaluation(state)(state, self._batches.placed(batch))
 
     def compiled(self, state: TrainState, has_next: bool = False) -> Any:
-        """The jitted step, for `lower` and `compile`; one for each structure of state.
+        """Returns the jitted step, for `lower` and `compile`; one for each kind of state.
 
         Args:
             state: The state.

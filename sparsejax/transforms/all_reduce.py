@@ -31,27 +31,28 @@ def all_reduce(
     reduce: str = "sum",
     deterministic: bool | None = None,
 ) -> Any:
-    """Adds up arrays over the ranks of a mesh axis, like `jax.lax.psum`.
+    """Sums arrays over the ranks of a mesh axis, like `jax.lax.psum`.
 
-    Runs inside `jax.shard_map`, or under `jax.vmap` with an axis name. A value that does
-    not vary over the axis is multiplied by the number of ranks, as `psum` does. The
-    gradient of a parameter that is sharded over the axis (FSDP) varies, too, and is added
-    up with those of other shards: leave it out.
+    It runs inside `jax.shard_map`, or under `jax.vmap` with an axis name. A value that does
+    not vary over the axis is multiplied by the number of ranks, as by `psum`. The gradient
+    of a parameter that is sharded over the axis (FSDP) varies, too, and would be added to
+    those of other shards: leave it out.
 
     Args:
         x: An array, a `SparseTensor`, or a tree of them, of real floating numbers. The
-            gradient of a `ColumnTable` in it is the sum already, and none is sent.
+            gradient of a `ColumnTable` is a sum already, and is not sent.
         axis_name: The mesh axis, or axes; the only manual one if None.
-        scheme: How; if None, Zen for arrays of at least 65,536 elements and one psum for
-            all smaller ones. A scheme that is given is used for every array.
+        scheme: The scheme for every array. If None, Zen for arrays of at least 65,536
+            elements, and one psum for all smaller ones.
         reduce: "sum" or "mean".
         deterministic: Whether owners add in a fixed order; see `sparsejax.sync`.
 
     Returns:
-        The same tree, equal on all ranks bit for bit. A SparseTensor comes back as one with
-        room for the entries of all ranks, its indices ascending and distinct. Entries that
-        are few cost what they are, in time and memory; they go by Zen where `scheme` is
-        None and there are more than four ranks, else in one round from each rank to all.
+        The same tree, equal on all ranks bit for bit. A `SparseTensor` comes back as one
+        with capacity for the entries of all ranks, with ascending distinct indices. Its
+        time and memory grow with the entries, not with the array. It is summed by Zen where
+        `scheme` is None and there are more than four ranks, else in one round from each
+        rank to all.
 
     Example:
         >>> add = jax.shard_map(
@@ -59,6 +60,11 @@ def all_reduce(
         >>> x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P("data")))
         >>> add(x).tolist()  # each of four ranks has two numbers
         [12.0, 16.0]
+
+    See Also:
+        `sparsejax.sync`: the same as a transformation of gradients.
+        `sparsejax.zen_sync`: the transformation with Zen.
+        `sparsejax.dense_sync`: the transformation with a dense sum.
     """
     arguments.check_reduce(reduce)
     check_deterministic(deterministic)

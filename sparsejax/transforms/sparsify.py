@@ -57,39 +57,51 @@ def sparsify(
     seed: int = 0,
     values: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Lets through a small part of each rank's gradient, and keeps the rest for later.
+    """Sends a small part of each rank's gradient, and keeps the rest for later steps.
 
-    What comes out are `SparseTensor`s, which a synchronization of this library takes as
-    they are; other transformations belong after that. Nothing is lost: the sum of the
-    gradients is what was sent and what `sparsejax.residuals` shows. NaN and infinity count
-    as the largest magnitudes, and are sent, so that training shows them; `RandomK` sends
-    them when it draws their places. `sparsejax.skip_nonfinite` leaves such steps out.
+    The result of `update` are `SparseTensor`s, which a synchronization of this library
+    takes. So other transformations come after the synchronization. With
+    `sparsejax.Residual()` nothing is lost:
+
+        sum of gradients = sum of what was sent + residual
+
+    where `sparsejax.residuals(state)` is the residual. NaN and infinity count as the
+    largest magnitudes, and are sent, so that training shows them; `RandomK` sends them when
+    it draws their indices. `sparsejax.skip_nonfinite` leaves out such steps.
 
     Args:
-        sparsifier: Which elements go; see `sparsejax.sparsifiers`.
+        sparsifier: The rule that selects elements; see `sparsejax.sparsifiers`.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        memory: What is remembered of what did not go: `sparsejax.Residual()`;
-            `sparsejax.MomentumCorrection(0.9)`, with which the optimizer should have no
-            momentum of its own; or None: what does not go is lost.
-        clip_norm: Clips each rank's gradient, before it is added to what waits, at this
+        memory: How what was not sent comes back: `sparsejax.Residual()`; or
+            `sparsejax.MomentumCorrection(0.9)`, with which the optimizer has no momentum of
+            its own. With None it is lost.
+        clip_norm: Clips each rank's gradient before it is added to the residual: at this
             norm over all leaves, divided by the square root of the number of ranks.
         global_: Whether all leaves share one threshold, instead of one each.
-        min_size: Smaller leaves go whole.
-        compress: From a leaf's path and the leaf to whether it is sparsified; leaves below
-            `min_size` never are. See `sparsejax.advise.worthwhile`.
-        model_axis: The mesh axis over which tensors are sharded: their threshold is then
-            found from all shards together. Leaves replicated over it may be among them.
-            See `param_specs` of `sparsejax.init`.
-        seed: Of everything that is drawn; the same on all ranks.
+        min_size: Leaves with fewer elements are sent whole.
+        compress: A function from a leaf's path and the leaf to whether it is sparsified.
+            Leaves below `min_size` never are. See `sparsejax.advise.worthwhile`.
+        model_axis: The mesh axis over which tensors are sharded. The threshold of a tensor
+            is then computed from all its shards. Leaves that are replicated over this axis
+            may be among them. See `param_specs` of `sparsejax.init`.
+        seed: The seed of random selections, the same on all ranks.
         values: Rounds selected values to few bits: "2bit", "2bit-bins", "sign", "4bit",
-            "int8", "fp8", "float16", "bfloat16" or "float32"; None for the gradient's
-            dtype. What that takes off waits with the rest. `schemes.AGSparse` sends the
-            codes; schemes that send sums, which have no code, send the rounded
-            values as they send others. Leaves that go whole are not rounded.
+            "int8", "fp8", "float16", "bfloat16" or "float32"; None keeps the gradient's
+            dtype. The rounding error goes into the residual. `schemes.AGSparse` sends the
+            codes. Other schemes send sums, which have no code, so they send the rounded
+            values in full. Leaves that are sent whole are not rounded.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, to stand before a synchronization in a
+        chain.
 
     Example:
         >>> kind = sparsejax.sparsifiers.RandomK(0.01)
         >>> tx = optax.chain(sparsejax.sparsify(kind), sparsejax.zen_sync(), optax.sgd(0.1))
+
+    See Also:
+        `sparsejax.dgc`: sparsify with a sampled threshold.
+        `sparsejax.top_k`: sparsify with an exact threshold.
     """
     if not isinstance(sparsifier, base.Sparsifier):
         raise ArgumentError(
@@ -140,10 +152,29 @@ def sparsify(
 def top_k(
     density: base.Density = 0.01, **options: Unpack[SparsifierOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    """The largest elements, exactly; options are those of `sparsejax.sparsify`.
+    """Sends the largest elements of each rank's gradient, and keeps the others for later.
+
+    It is `sparsejax.sparsify` with `sparsifiers.TopK`: k elements exactly, those of the
+    largest magnitudes.
+
+    Args:
+        density: The share of elements that are sent: a number, a `sparsifiers.Warmup` or a
+            `sparsifiers.Schedule`.
+        **options: Further arguments of `sparsejax.sparsify`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, to stand before a synchronization in a
+        chain.
 
     Example:
         >>> tx = optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync(), optax.sgd(0.1))
+
+    References:
+        Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017
+
+    See Also:
+        `sparsejax.dgc`: about the same elements by a cheaper, sampled threshold.
+        `sparsejax.sparsify`: the same for any sparsifier; its docstring has the options.
     """
     return sparsify(sparsifiers.TopK(density), **options)
 
@@ -153,22 +184,44 @@ def top_k(
 def dgc(
     density: base.Density = 0.001, **options: Unpack[SparsifierOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    """Deep Gradient Compression: a sampled threshold; options are those of `sparsify`.
+    """Sends about the largest elements of each gradient: Deep Gradient Compression.
 
-    What the paper adds to it are options, too. With
-    `memory=sparsejax.MomentumCorrection(0.9)` ranks gather velocity, and the optimizer
-    should have none of its own: optax.sgd(rate). Its masking is the paper's: an element
-    that went starts again without velocity. Where much the same go in every step, as of
-    frequent words, that is training without momentum; `masking=False` keeps the velocity.
-    Warm-up is a density, `sparsifiers.Warmup(0.001, steps)`; clipping is `clip_norm`.
+    It is `sparsejax.sparsify` with `sparsifiers.DGC`: a threshold that is estimated from a
+    sample. The other parts of the paper are options:
 
-    What waits comes later all at once, and acts as a momentum of its own: with the learning
-    rate and the momentum of dense training the steps may be too large, and diverge. Lower
-    the rate, move the momentum here, or start densely (`Warmup`, `sparsejax.warm_up`).
+    * Momentum correction is `memory=sparsejax.MomentumCorrection(0.9)`. Ranks then
+      accumulate velocity, and the optimizer has no momentum of its own: `optax.sgd(rate)`.
+    * Momentum factor masking is part of that memory: an element that was sent starts again
+      without velocity. Where much the same elements are sent in every step, as those of
+      frequent words, this is training without momentum. `masking=False` keeps the velocity.
+    * Warm-up is a density, `sparsifiers.Warmup(0.001, steps)`.
+    * Local gradient clipping is `clip_norm`.
+
+    What a rank has not sent is added to later gradients, and acts as a momentum. With the
+    learning rate and the momentum of dense training the steps may be too large, and
+    training may diverge. Lower the rate, move the momentum into `memory`, or start densely
+    (`sparsejax.warm_up`).
+
+    Args:
+        density: The share of elements that are sent: a number, a `sparsifiers.Warmup` or a
+            `sparsifiers.Schedule`.
+        **options: Further arguments of `sparsejax.sparsify`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, to stand before a synchronization in a
+        chain.
 
     Example:
         >>> memory = sparsejax.MomentumCorrection(0.9)
         >>> dgc = sparsejax.dgc(density=0.01, memory=memory, clip_norm=1.0)
         >>> tx = optax.chain(dgc, sparsejax.zen_sync(), optax.sgd(0.1))
+
+    References:
+        Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for
+        Distributed Training, ICLR 2018
+
+    See Also:
+        `sparsejax.top_k`: the k largest elements exactly.
+        `sparsejax.sparsify`: the same for any sparsifier; its docstring has the options.
     """
     return sparsify(sparsifiers.DGC(density), **options)

@@ -64,66 +64,77 @@ def sync(
     deterministic: bool | None = None,
     memory: Memory = _RESIDUAL,
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages gradients over the ranks of a mesh axis.
+    """Averages gradients over the ranks of a mesh axis, by a scheme.
 
-    Put it first in a chain: what follows sees the gradient of the whole batch. Clipping
-    before it clips each rank's own gradient, after it the average. `update` must run inside
-    `jax.shard_map`, on gradients that are still local; see `sparsejax.local`.
+    With g the gradient of a rank, w its weight (1 unless given), and n the number of ranks:
 
-    `sparsejax.accumulate` around the chain synchronizes at every k-th step, and
-    `sparsejax.warm_up` adds up densely in the first steps.
+        mean = sum over ranks of (w g) / sum over ranks of w
+        sum  = n mean
 
-    Pass `tx.update(grads, state, params, ids={path: ids})` with the rows that a rank's
-    batch touched, and the gradient of that leaf is not searched for them. The ids must name
-    every row whose gradient is not zero; others are not sent. Used for leaves whose unit is
-    the row, where gradients are not accumulated.
+    Put it first in a chain. What follows it is given the gradient of the whole batch.
+    Clipping before it clips each rank's gradient, and clipping after it clips the mean.
+    `update` must run inside `jax.shard_map`, on gradients that are still local
+    (`sparsejax.local`), or under `jit` on an explicit mesh.
 
-    `tx.update(grads, state, params, weight=w)` weighs ranks, by a number that each has for
-    itself: the mean is sum(w x) / sum(w), a rank of weight 0 counts nothing, whatever it
-    holds, and a sum is the mean times the number of ranks. What keeps something by rank, a
-    sparsifier or a lossy scheme, refuses weights.
+    `update` takes two more arguments:
 
-    A leaf may be `RowGrads`, as `sparsejax.value_and_grad` makes them. It comes back
-    as `RowGrads` of distinct ids, those that any rank has listed, whatever is in their
-    rows; as an array where it is summed densely: a small table, one that rules send
-    densely, or by a scheme without rows. The state is made from the table itself. What
-    stands in front of `sync` has to leave RowGrads alone, and what comes after has to
-    work on rows, as `sparsejax.lazy` does: optax.scale and the like compute with ids
-    as with any array. The method `check` of RowGrads finds such ids, and `sync` calls it.
+    * `weight=w`, a number that each rank has for itself. A rank of weight 0 counts nothing,
+      whatever its gradient is. Chains that keep something by rank, a sparsifier or a lossy
+      scheme, refuse weights.
+    * `ids={path: ids}`, the rows of a leaf that this rank's batch has touched. The gradient
+      of that leaf is then not searched for them. The ids must name every row whose gradient
+      is not zero: others are not sent. They are used for leaves whose unit is the row,
+      where gradients are not accumulated.
+
+    A leaf may be `RowGrads`, as `sparsejax.value_and_grad` makes them. It comes back as
+    `RowGrads` with the distinct ids that any rank has listed. It comes back as an array
+    where it is summed densely: a small table, one that rules send densely, or one of a
+    scheme without rows. The state is made from the table itself. What stands before `sync`
+    must leave `RowGrads` unchanged, and what comes after must work on rows, as
+    `sparsejax.lazy` does. `optax.scale` and the like compute with the ids, too: `sync`
+    calls `RowGrads.check`, which finds such ids.
 
     Args:
-        scheme: How to add up leaves of at least 65,536 elements. Smaller ones join one
+        scheme: How leaves of at least 65,536 elements are summed. Smaller leaves join one
             dense psum, unless they come as rows and that takes fewer bytes. Or a plan
-            (`sparsejax.make_plan`), which says it for every leaf.
+            (`sparsejax.make_plan`), which has the scheme of every leaf.
         axis_name: The mesh axis of the ranks; the only manual one if None. A pair is
-            (outer, inner), such as ("hosts", "devices"): dense sums inside, the scheme
-            across (`schemes.TwoLevel`).
+            (outer, inner), such as ("hosts", "devices"): dense sums over the inner axis,
+            the scheme over the outer one (`schemes.TwoLevel`).
         reduce: "mean" or "sum", over the ranks.
         rules: From regular expressions, searched in a leaf's path (written a/b/c), to a
             scheme, "dense", "sparse" (the scheme whatever the size), or the unit of the
             indices, "row" or "element". The first rule that matches holds. Without a rule,
             2-D leaves whose path says embedding use rows.
-        wire_dtype: bfloat16 or float16 to narrow values while they travel. Sums are taken
-            in float32 or wider, travel back narrow, and come out in the leaf's dtype. The
-            mean is taken last, so a sum must fit the narrow dtype. No memory keeps what is
-            rounded here, that of a sparsifier neither.
-        two_level: Whether a pair of axes is two levels; False adds up over both as one.
-        deterministic: Whether owners add what they are sent in a fixed order, so that each
+        wire_dtype: bfloat16 or float16, to send values in fewer bits. Sums are taken in
+            float32 or wider, are sent back in `wire_dtype`, and come out in the leaf's
+            dtype. The mean is taken last, so a sum must fit the narrow dtype. What is
+            rounded here is kept in no residual, a sparsifier's neither.
+        two_level: Whether a pair of axes is two levels. If False, the sum is over both axes
+            as one.
+        deterministic: Whether owners add what they receive in a fixed order, so that each
             run has the same bits. On CPUs they always do. On GPUs None does so for up to 32
-            ranks, and on any number where another mesh axis holds copies of a gradient.
-            True always does. False never does, is faster on many ranks, and is refused
+            ranks, and for any number where another mesh axis holds copies of a gradient.
+            True always does. False never does: it is faster on many ranks, and is refused
             where there are copies.
-        memory: How a lossy scheme brings back what it left out: `sparsejax.Residual()`, or
-            `sparsejax.MomentumCorrection(0.9)`, which gives all leaves velocity, those that
-            go densely, too. The optimizer then has no momentum of its own.
+        memory: How what a lossy scheme left out comes back: `sparsejax.Residual()`, or
+            `sparsejax.MomentumCorrection(0.9)`, which gives all leaves a velocity, those
+            that are sent densely, too. The optimizer then has no momentum of its own.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`.
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
         >>> scheme = sparsejax.schemes.HierarchicalCentralization()
         >>> send = sparsejax.sync(scheme, rules={"w": "dense"})
         >>> tx = optax.chain(send, optax.adam(1e-3))
+
+    See Also:
+        `sparsejax.zen_sync`: sync with the scheme Zen, which most models need.
+        `sparsejax.dense_sync`: sync with the dense sum.
+        `sparsejax.all_reduce`: sums arrays, outside a chain.
+        `sparsejax.accumulate`: synchronizes at every k-th step.
+        `sparsejax.warm_up`: sums densely in the first steps.
     """
     assignment = _assignment(scheme, rules, wire_dtype)
     hint = ""

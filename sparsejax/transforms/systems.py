@@ -8,14 +8,10 @@ Zen and the dense sum send everything. The others send a part, about `density` w
 is such an argument, and keep the rest for later: `sparsejax.residuals(state)` shows it.
 Their `init` needs the number of ranks (`sparsejax.init`, or `data_parallel`).
 
-PowerSGD sends matrices of low rank instead of entries.
-
 Ok-Topk, SparDL and gTopk select again from partial sums, so the size of what each rank
-sends does not depend on their number. TopkA, TopkDSA and Gaussiank choose once, on each
-rank: each is a sparsifier and a lossless scheme, and the others are compared with it.
-Entries are chosen from the leaves that rules, or their sizes, give the scheme: Ok-Topk,
-SparDL and gTopk choose from all of those together, the others from each leaf. Other options
-are those of `sparsejax.sync`.
+sends does not depend on their number; they select from all leaves of the scheme together.
+TopkA, TopkDSA and Gaussiank select once, on each rank, from each leaf: each is a sparsifier
+and a lossless scheme. PowerSGD sends matrices of low rank.
 
 NaN and infinity count as the largest magnitudes, and are sent first; those that do not fit
 stay in the residual, and are sent in the next steps. Where a gradient may be bad, wrap the
@@ -55,23 +51,30 @@ class SyncOptions(SystemOptions, total=False):
 def zen_sync(
     axis_name: AxisName | None = None, **options: Unpack[SyncOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages gradients with Zen: exact, and sends only what is not zero.
+    """Averages gradients with Zen: exactly, and sends only what is not zero.
 
-    The result is that of `jax.lax.pmean`, for any gradient; where zeros are too few to
-    matter it becomes an all-reduce. A sparsifier stands before it in a chain, as
-    `sparsejax.dgc(0.01)`. Other options are those of `sparsejax.sync`.
+    The result is that of `jax.lax.pmean`, for any gradient. Where there are too few zeros
+    to save bytes, it is an all-reduce. For gradients that are dense, put a sparsifier
+    before it in the chain, such as `sparsejax.dgc(0.01)`.
 
     Args:
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        **options: See `sparsejax.sync`.
+        **options: The keyword arguments of `sparsejax.sync`, but `memory`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
-        >>> import optax, sparsejax
         >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
 
     References:
         Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
         Synchronization, OSDI 2025
+
+    See Also:
+        `sparsejax.dense_sync`: the same mean by an all-reduce.
+        `sparsejax.sync`: the same for any scheme; its docstring has the options.
+        `sparsejax.all_reduce`: sums arrays, outside a chain.
     """
     return sync(schemes.Zen(), axis_name, **options)
 
@@ -81,16 +84,24 @@ def zen_sync(
 def dense_sync(
     axis_name: AxisName | None = None, **options: Unpack[SyncOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages gradients with a dense all-reduce: the yardstick.
+    """Averages gradients with a dense all-reduce, the baseline of all others.
 
-    Other options are those of `sparsejax.sync`.
+    Zeros are sent, too.
 
     Args:
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        **options: See `sparsejax.sync`.
+        **options: The keyword arguments of `sparsejax.sync`, but `memory`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
+
+    See Also:
+        `sparsejax.zen_sync`: the same mean, and sends only what is not zero.
+        `sparsejax.sync`: the same for any scheme; its docstring has the options.
+        `sparsejax.all_reduce`: sums arrays, outside a chain.
     """
     return sync(schemes.AllReduce(), axis_name, **options)
 
@@ -108,21 +119,27 @@ def ok_topk_sync(
     memory: Memory = _RESIDUAL,
     **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages the largest elements with Ok-Topk; see `schemes.OkTopk`.
+    """Averages the largest elements with Ok-Topk.
 
-    What waits comes later all at once, and acts as a momentum of its own: with the learning
-    rate and the momentum of dense training the steps may be too large, and diverge. Lower
-    the rate, move the momentum into `memory`, or start densely (`sparsejax.warm_up`).
+    It is `sparsejax.sync` with `schemes.OkTopk`, which describes the algorithm.
+
+    What a rank has not sent is added to later gradients, and acts as a momentum. With the
+    learning rate and the momentum of dense training the steps may be too large, and
+    training may diverge. Lower the rate, move the momentum into `memory`, or start densely
+    (`sparsejax.warm_up`).
 
     Args:
         density: The share of elements that are sent; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        threshold_every: Thresholds are found exactly once in this number of steps.
-        repartition_every: Regions are bounded anew once in this number of steps.
-        code: How indices travel; "coo32" is the paper's.
-        split: "all_to_all", or "rotated" for one rank after another.
-        memory: As in `sparsejax.sync`.
-        **options: See `sparsejax.sync`.
+        threshold_every: Thresholds are computed exactly once in this number of steps.
+        repartition_every: The bounds of regions are computed once in this number of steps.
+        code: How indices are sent; "coo32" is the paper's.
+        split: "all_to_all", or "rotated": to one owner of a region after another.
+        memory: How what was not sent comes back; see `sparsejax.sync`.
+        **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.ok_topk_sync(density=0.01), optax.sgd(0.1))
@@ -155,22 +172,25 @@ def spardl_sync(
     memory: Memory = _RESIDUAL,
     **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages the largest elements with SparDL; see `schemes.SparDL`.
+    """Averages the largest elements with SparDL.
 
-    What waits comes later all at once, and acts as a momentum of its own: with the learning
-    rate and the momentum of dense training the steps may be too large, and diverge. Lower
-    the rate, move the momentum into `memory`, or start densely (`sparsejax.warm_up`).
+    It is `sparsejax.sync` with `schemes.SparDL`, which describes the algorithm. Steps may
+    be too large for what was not sent: see `sparsejax.ok_topk_sync`.
 
     Args:
         density: The share of elements that are sent; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        teams: How many teams; more of them mean fewer messages and more bytes. "auto" takes
-            what is fastest on `network`.
-        between: How teams add up: "swaps" (R-SAG), "gather" (B-SAG) or "auto".
-        network: The network for "auto".
-        code: How indices travel; "coo32" is the paper's.
-        memory: As in `sparsejax.sync`.
-        **options: See `sparsejax.sync`.
+        teams: The number of teams. More teams send fewer messages and more bytes. "auto"
+            takes the fastest number on `network`.
+        between: How teams exchange their blocks: "swaps" (R-SAG), "gather" (B-SAG) or
+            "auto".
+        network: The network, for teams="auto".
+        code: How indices are sent; "coo32" is the paper's.
+        memory: How what was not sent comes back; see `sparsejax.sync`.
+        **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.spardl_sync(density=0.01), optax.sgd(0.1))
@@ -194,7 +214,20 @@ def gtopk_sync(
     memory: Memory = _RESIDUAL,
     **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages the largest elements with gTopk; see `schemes.GTopk`.
+    """Averages the largest elements with gTopk.
+
+    It is `sparsejax.sync` with `schemes.GTopk`, which describes the algorithm. Steps may be
+    too large for what was not sent: see `sparsejax.ok_topk_sync`.
+
+    Args:
+        density: The share of elements that are sent; smaller sends less.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        code: How indices are sent; "coo32" is the paper's.
+        memory: How what was not sent comes back; see `sparsejax.sync`.
+        **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.transforms.gtopk_sync(0.01), optax.sgd(0.1))
@@ -214,17 +247,20 @@ def power_sgd_sync(
     axis_name: AxisName | None = None,
     **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages matrices by their projections on a few directions; see `schemes.PowerSGD`.
+    """Averages matrices as products of two thin ones, with PowerSGD.
 
-    Leaves that it does not make half as large (vectors, narrow matrices) are averaged
-    densely. Momentum belongs in the optimizer. It pays from the first step on, but
-    learns best where the first epochs are dense (`sparsejax.warm_up`): those gradients have
-    no low rank.
+    It is `sparsejax.sync` with `schemes.PowerSGD`, which describes the algorithm. Leaves
+    that it does not make half as large, such as vectors and narrow matrices, are averaged
+    densely. The momentum belongs in the optimizer. Gradients of the first epochs have no
+    low rank: training is better where these are dense (`sparsejax.warm_up`).
 
     Args:
-        rank: How many directions; smaller sends less.
+        rank: The rank of the product; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        **options: See `sparsejax.sync`.
+        **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.transforms.power_sgd_sync(rank=2), optax.sgd(0.1))
@@ -247,10 +283,27 @@ def topk_a_sync(
     gather: str = "auto",
     **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages each rank's largest elements; every rank sends its own to all (TopkA).
+    """Averages each rank's largest elements, gathered on all ranks (TopkA).
+
+    It is `sparsejax.top_k` before `sparsejax.sync` with `schemes.AGSparse`: each rank
+    selects once, and sends its entries to all. The bytes grow with the number of ranks.
+
+    Args:
+        density: The share of elements that each rank sends; smaller sends less.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        code: How indices are sent; see `schemes.AGSparse`.
+        gather: How entries are gathered; see `schemes.AGSparse`.
+        **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.transforms.topk_a_sync(0.01), optax.sgd(0.1))
+
+    References:
+        Renggli et al., SparCML: High-Performance Sparse Communication for Machine Learning,
+        SC 2019
     """
     scheme = schemes.AGSparse(gather, code)
     return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
@@ -265,12 +318,27 @@ def topk_dsa_sync(
     code: str = "auto",
     **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages each rank's largest elements by regions, densely where sums fill up.
+    """Averages each rank's largest elements, summed by regions (TopkDSA).
 
-    TopkDSA: SparCML's split all-gather after an exact top-k.
+    It is `sparsejax.top_k` before `sparsejax.sync` with `schemes.SparCML` and its algorithm
+    "ssar_split_all_gather": owners sum regions, and the sums are sent back, densely where
+    they fill up.
+
+    Args:
+        density: The share of elements that each rank sends; smaller sends less.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        code: How indices are sent; see `schemes.SparCML`.
+        **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.transforms.topk_dsa_sync(0.01), optax.sgd(0.1))
+
+    References:
+        Renggli et al., SparCML: High-Performance Sparse Communication for Machine Learning,
+        SC 2019
     """
     scheme = schemes.SparCML("ssar_split_all_gather", code)
     return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
@@ -286,10 +354,27 @@ def gaussian_k_sync(
     gather: str = "auto",
     **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages what is above an estimated threshold on each rank (Gaussiank).
+    """Averages each rank's elements above a threshold of a normal distribution (Gaussiank).
+
+    It is `sparsejax.sparsify` with `sparsifiers.GaussianK` before `sparsejax.sync` with
+    `schemes.AGSparse`.
+
+    Args:
+        density: The share of elements that each rank sends; smaller sends less.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        code: How indices are sent; see `schemes.AGSparse`.
+        gather: How entries are gathered; see `schemes.AGSparse`.
+        **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.transforms.gaussian_k_sync(0.01), optax.sgd(0.1))
+
+    References:
+        Shi et al., Understanding Top-k Sparsification in Distributed Deep Learning, arXiv
+        1911.08772
     """
     scheme = schemes.AGSparse(gather, code)
     return _chosen_once(sparsifiers.GaussianK(density), scheme, axis_name, options)

@@ -30,20 +30,23 @@ from sparsejax.units.indices import Origin, check_in_range, check_numbered, in_r
 )
 @dataclasses.dataclass(frozen=True)
 class RowGrads:
-    """Rows of a gradient of a given shape; rows that are not listed are zero.
+    """A gradient of a table by rows: ids and the gradients of these rows.
 
     Attributes:
-        ids: Integers [capacity], the row of the table that each row belongs to; `shape[0]`
-            marks a place without a row. Ids may repeat, and their rows add up. Others out
-            of range are treated as those of a `SparseTensor` are: dropped.
+        ids: Integers [capacity], the row of the table that each gradient belongs to.
+            `shape[0]` marks an unused place. Ids may repeat, and their rows are summed.
+            Other ids out of range are dropped.
         rows: [capacity, ...], the gradients of these rows.
         shape: The shape of the table.
-        origin: The ids that a gradient or a sum was made with.
+        origin: The ids that the gradient was made with, by which `check` finds changed ids.
 
     Example:
         >>> rows = sparsejax.RowGrads(jnp.array([2, 0, 2]), jnp.ones((3, 2)), shape=(4, 2))
         >>> rows.to_dense().tolist()
         [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0], [0.0, 0.0]]
+
+    See Also:
+        `sparsejax.SparseTensor`: entries of an array, as sparsifiers select them.
     """
 
     ids: jax.Array
@@ -53,22 +56,28 @@ class RowGrads:
 
     @classmethod
     def marked(cls, ids: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> "RowGrads":
-        """Rows whose ids `check` knows again."""
+        """Makes a gradient whose ids `check` recognizes.
+
+        Args:
+            ids: See `RowGrads`.
+            rows: See `RowGrads`.
+            shape: See `RowGrads`.
+        """
         return cls(ids, rows, shape, Origin(ids))
 
     @property
     def size(self) -> int:
-        """How many elements the table has."""
+        """The number of elements of the table."""
         return math.prod(self.shape)
 
     @property
     def ndim(self) -> int:
-        """How many axes the table has."""
+        """The number of axes of the table."""
         return len(self.shape)
 
     @property
     def capacity(self) -> int:
-        """How many rows there is room for."""
+        """The number of rows that it has room for."""
         return self.ids.shape[0]
 
     @property
@@ -78,13 +87,13 @@ class RowGrads:
 
     @property
     def bare(self) -> "RowGrads":
-        """The gradient without what was made to read its rows."""
+        """The gradient without what its reader has computed."""
         return self
 
     def check(self, name: str = "RowGrads") -> None:
-        """Raises where shapes or dtypes do not fit, or something computed with the ids.
+        """Raises where shapes or dtypes do not fit, or where the ids were changed.
 
-        Under checkify it looks at the ids, too.
+        Under checkify it checks the values of the ids, too.
         """
         shape = self.shape
         if not isinstance(shape, tuple) or not all(isinstance(n, int) for n in shape):
@@ -122,11 +131,11 @@ class RowGrads:
         check_in_range(self.ids, shape[0], f"{name}: ids", "a place without a row")
 
     def to_dense(self) -> jax.Array:
-        """The whole gradient, rows of equal ids added up."""
+        """Returns the whole gradient, with rows of equal ids summed."""
         return add_repeated(jnp.zeros(self.shape, self.dtype), self.kept(), self.rows)
 
     def kept(self) -> jax.Array:
-        """The ids, `shape[0]` for all that are out of range."""
+        """Returns the ids, with `shape[0]` for all that are out of range."""
         return in_range(self.ids, self.shape[0])
 
 

@@ -59,24 +59,27 @@ class CodedValues:
 )
 @dataclasses.dataclass(frozen=True)
 class SparseTensor:
-    """Entries (index, value) of an array of a given shape.
+    """An array of a given shape as entries (index, value).
 
     Attributes:
-        indices: Integers [capacity]; `units` marks an entry that is not used.
+        indices: Integers [capacity]. `units` marks an unused entry.
         values: [capacity] for elements, [capacity, ...] for rows of the leading axis.
-        shape: The shape of the array that is meant.
-        shared: Whether all ranks have the same indices, in the same order, none of them
-            twice. Then values alone need to travel.
-        origin: The indices of the sparsifier that made it.
-        distinct: Whether no index occurs twice but that of entries that are not used.
-            Then their sum takes no sort on GPUs.
-        coded: The values in few bits, where a sparsifier rounded them to a code. A scheme
-            that sends a rank's own entries may send these.
+        shape: The shape of the array.
+        shared: Whether all ranks have the same indices in the same order, none of them
+            twice. Then only values are sent.
+        origin: The indices that the sparsifier made, by which `check` finds changed ones.
+        distinct: Whether no index occurs twice, but for unused entries. Then summing needs
+            no sort on GPUs.
+        coded: The values in few bits, where a sparsifier has rounded them. A scheme that
+            sends a rank's own entries may send these.
 
     Example:
         >>> x = sparsejax.SparseTensor(jnp.array([3, 0]), jnp.array([1.5, 2.5]), shape=(5,))
         >>> x.to_dense().tolist()
         [2.5, 0.0, 0.0, 1.5, 0.0]
+
+    See Also:
+        `sparsejax.RowGrads`: rows of a table, as `value_and_grad` returns them.
     """
 
     indices: jax.Array
@@ -89,22 +92,22 @@ class SparseTensor:
 
     @property
     def units(self) -> int:
-        """How many units there are: elements, or rows."""
+        """The number of units: of elements, or of rows."""
         return math.prod(self.shape) if self.values.ndim == 1 else self.shape[0]
 
     @property
     def size(self) -> int:
-        """How many elements the array has."""
+        """The number of elements of the array."""
         return math.prod(self.shape)
 
     @property
     def ndim(self) -> int:
-        """How many axes the array has."""
+        """The number of axes of the array."""
         return len(self.shape)
 
     @property
     def capacity(self) -> int:
-        """How many entries there is room for."""
+        """The number of entries that it has room for."""
         return self.indices.shape[0]
 
     @property
@@ -139,22 +142,22 @@ class SparseTensor:
         check_in_range(self.indices, self.units, f"{name}: indices", meaning)
 
     def present(self) -> jax.Array:
-        """Flags the units that have an entry: booleans [units]."""
+        """Returns which units have an entry: booleans [units]."""
         flags = jnp.zeros(self.units, bool)
         return flags.at[self.kept()].set(True, mode="drop")
 
     def to_units(self, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
-        """The array with a unit a row: [units] or [units, ...]."""
+        """Returns the array with a unit a row: [units] or [units, ...]."""
         values = self.values.astype(dtype or self.dtype)
         zeros = jnp.zeros((self.units, *values.shape[1:]), values.dtype)
         return add_repeated(zeros, self.kept(), values, self.distinct)
 
     def to_dense(self) -> jax.Array:
-        """The array that is meant, duplicates added up."""
+        """Returns the array, with entries of equal indices summed."""
         return self.to_units().reshape(self.shape)
 
     def kept(self) -> jax.Array:
-        """The indices, `units` for all that are out of range."""
+        """Returns the indices, with `units` for all that are out of range."""
         return in_range(self.indices, self.units)
 
 

@@ -22,7 +22,9 @@ def made(axis_name=None, **options):
     """Half of each block from each rank, in float32, and half of each sum comes back."""
     sync = sparsejax.chunked_sync(axis_name, values="float32", **BLOCKS)
     options = {"every": 2, "outer": optax.sgd(0.5)} | options
-    return sparsejax.local_steps(optax.adamw(0.02), sync=sync, axis_name=axis_name, **options)
+    return sparsejax.local_steps(
+        optax.adamw(0.02), sync=sync, axis_name=axis_name, **options
+    )
 
 
 @pytest.fixture(scope="module")

@@ -48,37 +48,45 @@ def doctor(
     timeout: float = 60.0,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Says whether a job is fit to train, and what its synchronization would do.
+    """Checks whether a job is fit to train, and forecasts its synchronization.
 
-    Looked at are versions, settings and arguments of all processes, their devices, kernels
-    and network; whether gradients are local; whether all hold the same parameters and would
-    send the same messages; and what those cost on the network that was measured, beside a
-    dense sum. It takes seconds, in which messages are sent. All processes of a job call it,
-    and get the same report.
+    It checks versions, settings and arguments of all processes, their devices, kernels and
+    network; whether gradients are local; and whether all processes hold the same parameters
+    and would send the same messages. It forecasts what these messages cost on the measured
+    network, next to a dense sum. It takes seconds, and sends messages. All processes of a
+    job call it, and get the same report.
+
+    Args:
+        tx: The optimizer, with a synchronization in it; `zen_sync` if None.
+        params: The parameters, or anything with their shapes and dtypes; None for no model.
+        mesh: The mesh; if None, all devices on one axis, "data".
+        axis_name: The mesh axis of the ranks, where the mesh has several axes.
+        grad_fn: A function from the parameters and a rank's share of a batch to the
+            gradient, as it is called inside `jax.shard_map`. It is traced, and not run.
+        batch: A batch of all ranks for `grad_fn`, or anything with its shapes and dtypes.
+        arguments: What must be the same for all processes, as in `check_job`.
+        ranks: The number of ranks to forecast for, as in `explain`; those of the mesh if
+            None.
+        network: The bandwidth and latency between ranks; measured if None.
+        density: As in `explain`.
+        ids: As in `explain`.
+        timeout: Seconds to wait for another process.
+        progress: A function that is called with a line of text before what takes long. None
+            prints nothing.
+
+    Returns:
+        A `Report`, whose text is `str(report)`, and whose `wrong` are the findings that
+        must be fixed.
 
     Example:
         >>> report = sparsejax.doctor(tx, params, mesh=mesh)
         >>> if report.wrong:
         ...     raise SystemExit(str(report))
 
-    Args:
-        tx: The optimizer, with a synchronization in it; `zen_sync` if None.
-        params: The parameters, or anything with their shapes and dtypes; None for no model.
-        mesh: The mesh; all devices on one axis, "data", if None.
-        axis_name: The axis of the ranks, where the mesh has several.
-        grad_fn: From the parameters and a rank's share of a batch to the gradient, as it is
-            called inside `jax.shard_map`. It is traced, and not run.
-        batch: A batch of all ranks for `grad_fn`, or anything with its shapes and dtypes.
-        arguments: What must be the same for all processes, as in `check_job`.
-        ranks: How many ranks to compute for, as in `explain`; those of the mesh if None.
-        network: The network between ranks, where it is not to be measured.
-        density: As in `explain`.
-        ids: As in `explain`.
-        timeout: Seconds to wait for another process.
-        progress: Called with a line before what takes long; None prints nothing.
-
-    Returns:
-        A `Report`, to be printed or read.
+    See Also:
+        `sparsejax.check_job`: compares the processes alone.
+        `sparsejax.check_replicas`: compares the parameters during training.
+        `sparsejax.explain`: the forecast alone, without devices.
     """
     check_positive("timeout", timeout)
     examination = _Examination(

@@ -35,12 +35,17 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `doctor` found, the same on all processes; `str` makes a text of it.
+    """What `doctor` found, equal on all processes; `print` shows it as text.
 
     Attributes:
-        findings: One after another, in the order in which things were looked at.
-        links: How fast messages were between ranks; None where nothing was measured.
-        explanation: The forecast for the model; None where there was no model or network.
+        findings: The findings, in the order of the checks.
+        links: How fast messages between ranks were; None where nothing was measured.
+        explanation: The forecast for the model; None without a model or a network.
+
+    Example:
+        >>> report = sparsejax.advise.doctor.findings.Report(findings=())
+        >>> report.wrong
+        ()
     """
 
     findings: tuple[Finding, ...]
@@ -49,11 +54,11 @@ class Report:
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
-        """The findings that keep a job from training as it should."""
+        """The findings that must be fixed before training."""
         return tuple(one for one in self.findings if one.status == WRONG)
 
     def to_json(self) -> str:
-        """Everything, as a JSON object."""
+        """Returns the whole report as a JSON object."""
         return codec.dumps(self, wrong=len(self.wrong))
 
     def __str__(self) -> str:

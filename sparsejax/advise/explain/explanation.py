@@ -28,18 +28,23 @@ from sparsejax.schemes.forecast import Network
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The forecasts of `explain`; `str` makes tables of them.
+    """The forecasts of `explain`; `print` shows them as tables.
 
     Attributes:
-        ranks: For how many ranks; hosts, where there are two levels.
-        inner: Ranks of a host; 1 where there is one level.
-        gbit_per_s: Bandwidth of a rank's link, in one direction.
-        latency_us: Time of an empty message.
-        rows: One entry a group of leaves that are exchanged together, in the order of the
-            tree.
-        assumed: What is assumed, a sentence each.
-        compiling: What there is to compile, in words.
+        ranks: The number of ranks; of hosts, where there are two levels.
+        inner: The ranks of a host; 1 where there is one level.
+        gbit_per_s: The bandwidth of a rank's link in one direction.
+        latency_us: The time of an empty message.
+        rows: One entry for each group of leaves that are exchanged together, in the order
+            of the tree.
+        assumed: The assumptions, a sentence each.
+        compiling: What is to be compiled, in words.
         advice: What to do, in one sentence.
+
+    Example:
+        >>> cost = sparsejax.explain(tx, params, ranks=16, gbit_per_s=25, latency_us=20)
+        >>> cost.ranks
+        16
     """
 
     ranks: int
@@ -70,7 +75,7 @@ class Explanation:
         return sum((row.milliseconds[CHOSEN] or 0.0) / row.every for row in self.rows)
 
     def to_json(self) -> str:
-        """Everything, as a JSON object."""
+        """Returns the whole forecast as a JSON object."""
         return codec.dumps(self)
 
     def __str__(self) -> str:
@@ -97,31 +102,31 @@ def explain(
 ) -> Explanation:
     """Forecasts bytes and times of the synchronizations in an optimizer, without devices.
 
-    It reads from the optimizer which leaves go together and by which scheme, what a
-    sparsifier selects from them (its density after any warm-up), and how many steps there
-    are to an exchange (`sparsejax.accumulate`, `sparsejax.local_steps`).
+    It reads from the optimizer which leaves are exchanged together, by which scheme, what a
+    sparsifier selects (its density after any warm-up), and how many steps there are to an
+    exchange (`sparsejax.accumulate`, `sparsejax.local_steps`).
 
     Args:
         tx: The optimizer, with a synchronization somewhere in it.
         params: The parameters, or anything with their shapes and dtypes.
-        ranks: How many ranks; a pair (hosts, ranks of a host) for two levels.
-        network: Bandwidth and latency between the ranks.
-        gbit_per_s: Bandwidth of a rank's link in one direction, where `network` is None.
-        latency_us: Time of an empty message, where `network` is None.
-        density: The share of units of a rank's gradient of one step that is not zero,
-            before any sparsifier: one number, numbers by regular expressions searched in
-            the paths, or a result of `sparsejax.profile`, or a list of them, one a step.
-            A leaf of which it says nothing is taken to be dense, but for tables: of a leaf
-            of two axes that is called embedding or table and has at least four times as
-            many rows as columns, a rank is assumed to touch 1% of the rows, and the result
-            says so. From numbers alone, sums are those of independent sets, which overlap
-            least. Of `sparsejax.local_steps` it is the share of what a rank has moved in a
-            round, and without it all: momentum and decay move what has no gradient.
-        ids: How many ids of rows a rank lists in a step, {pattern of paths: number}, of
-            tables whose gradients are `RowGrads`, as `sparsejax.lazy` takes them: an
-            example with 26 features has 26. Their density is then that of distinct rows;
-            where none is given or measured, ids are taken to be drawn uniformly from all
-            rows, which repeats least.
+        ranks: The number of ranks; a pair (hosts, ranks of a host) for two levels.
+        network: The bandwidth and latency between the ranks.
+        gbit_per_s: The bandwidth of a rank's link in one direction, where `network` is
+            None.
+        latency_us: The time of an empty message, where `network` is None.
+        density: The share of non-zero units of a rank's gradient of one step, before any
+            sparsifier: one number; numbers by regular expressions, searched in the paths; a
+            result of `sparsejax.profile`; or a list of these, one a step. Leaves without
+            one are taken to be dense, but for tables: a leaf of two axes that is called
+            embedding or table, with at least four times as many rows as columns, is taken
+            to have 1% of its rows, and the result says so. Where only numbers are given,
+            the sets of the ranks are taken to be independent, which overlap least. For
+            `sparsejax.local_steps` it is the share of non-zero offsets of a round, by
+            default 1: momentum and decay change what has no gradient.
+        ids: The number of ids of rows that a rank lists in a step, {pattern of paths:
+            number}, for tables whose gradients are `RowGrads`: an example with 26 features
+            has 26. Their density is then that of distinct rows. Where none is given, ids
+            are taken to be drawn uniformly from all rows, which repeats least.
 
     Returns:
         An `Explanation`, to be printed or read.
@@ -130,6 +135,11 @@ def explain(
         >>> shapes = {"embedding": jax.ShapeDtypeStruct((50_000, 512), jnp.float32)}
         >>> cost = sparsejax.explain(tx, shapes, ranks=16, gbit_per_s=25, latency_us=20)
         >>> print(cost)
+
+    See Also:
+        `sparsejax.metrics`: the bytes of a run, as numbers.
+        `sparsejax.summary`: the bytes of a run, as a table.
+        `sparsejax.residuals`: what a run has not sent yet.
     """
     network = network_of(network, gbit_per_s, latency_us)
     hosts, inner = _hosts_and_inner(ranks)

@@ -45,24 +45,27 @@ def find_order(
     at_once: Sequence[str] = (),
     **kwargs: Any,
 ) -> tuple[str | tuple[str, ...], ...]:
-    """The blocks of a model in the order in which a loss first uses their parameters.
+    """Finds the order in which a loss first uses the blocks of a model.
 
-    What is found is an `order` for `horizontal`, to be read, and changed, before it is
-    given. Call it where the loss can be traced: a loss that talks to other ranks inside
-    `shard_map`. `data_parallel` calls it by itself for a `horizontal` without an order.
+    The result is an `order` for `horizontal`, which you can read and change. Call it where
+    the loss can be traced: inside `shard_map`, if the loss communicates. `data_parallel`
+    calls it by itself for a `horizontal` without an order.
+
+    Args:
+        loss_fn: The loss, which is called with `(params, *args, **kwargs)`.
+        params: The parameters, or their abstract values.
+        *args: Further arguments, such as a batch.
+        order: The blocks, as `horizontal` takes them, in any order. If None, those that
+            `horizontal` makes.
+        at_once: See `horizontal`.
+        **kwargs: Further keyword arguments.
+
+    Returns:
+        The blocks in order, each a path prefix or a tuple of them.
 
     Example:
         >>> sparsejax.embrace.find_order(loss_fn, params, batch)
         ('embed', 'layers/0', 'layers/1', 'head')
-
-    Args:
-        loss_fn: The loss, called with `(params, *args, **kwargs)`.
-        params: The parameters; abstract values do.
-        *args: Data, such as a batch.
-        order: The blocks, as `horizontal` takes them, in any order; None: those that
-            `horizontal` makes by itself.
-        at_once: As `horizontal` takes it.
-        **kwargs: More data.
     """
     paths, _, _ = tree.flatten(sharded.apart(params).rest, "find_order")
     now = blocks.among(at_once, paths, "at_once")

@@ -78,11 +78,26 @@ def horizontal(
     *,
     at_once: Sequence[str] = (),
 ) -> Horizontal:
-    """Reduces the gradients of each block of a model just before its next forward.
+    """Reduces the gradients of each block of a model just before its next forward pass.
 
-    The result is a chain of its own, that nothing stands around: `sparsejax.data_parallel`
-    takes it in place of `tx`, and parameters and losses are those of `tx`. Between steps
-    the state is one update late: `trainer.flush(state)`, or `flush`, catches up.
+    The result is a whole chain, with nothing around it. `sparsejax.data_parallel` takes it
+    in place of `tx`, and parameters and losses are those of `tx`. Between steps the state
+    is one update late: `trainer.flush(state)`, or the method `flush`, catches up.
+
+    Args:
+        tx: The whole chain, with the synchronization and the optimizer in it. It must treat
+            leaves separately, as SGD, Adam, Adagrad and LAMB do. What combines all leaves,
+            such as `optax.clip_by_global_norm`, is refused.
+        order: The blocks in the order in which the forward pass uses them: path prefixes,
+            or a tuple of prefixes for one block; or a function from the paths to these. If
+            None, blocks are found from the paths (`blocks`), and `data_parallel` finds
+            their order in the loss. Elsewhere call `find_order`.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        at_once: Path prefixes of leaves that are updated at the end of each step instead,
+            such as tables whose gradients are rows. A `ColumnTable` always is.
+
+    Returns:
+        A `Horizontal`, an optax transformation with the methods `begin` and `flush`.
 
     Example:
         >>> tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
@@ -94,18 +109,6 @@ def horizontal(
         >>> grads = jax.grad(loss_fn)(sparsejax.local(params), batch)
         >>> updates, state = tx.update(grads, state, params)
         >>> params = sparsejax.apply_updates(params, updates)
-
-    Args:
-        tx: The whole chain, the synchronization and the optimizer in it. It must treat
-            leaves separately, as SGD, Adam, Adagrad, LAMB do; what looks over all of them,
-            as `optax.clip_by_global_norm` does, is refused.
-        order: The blocks in the order in which a forward uses them: path prefixes, a tuple
-            for several that are one block; or a function from the paths to these. None: the
-            blocks are found in the paths (`blocks`), and their order in the loss by
-            `data_parallel`; elsewhere `find_order` finds it, for `begin`.
-        axis_name: The mesh axis of the ranks; the only manual one if None.
-        at_once: Path prefixes of leaves that are updated at the end of each step instead,
-            as tables whose gradients are rows. `ColumnTable`s are so by themselves.
 
     References:
         Li et al., EmbRace: Accelerating Sparse Communication for Distributed Training of

@@ -21,10 +21,18 @@ from sparsejax.wire import Wire
 
 
 def flush(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:
-    """Applies the rows that `embrace_sync` holds back, and catches all rows up.
+    """Applies the rows that `embrace_sync` delays, and brings all rows up to date.
 
-    Runs inside `jax.shard_map`; `trainer.flush(state)` does that. Training may go on from
-    what it returns. No step is counted.
+    It runs inside `jax.shard_map`; `trainer.flush(state)` calls it there. Training may
+    continue from its result. No step is counted.
+
+    Args:
+        params: The parameters.
+        state: The state of the chain with `embrace_sync` and `tx` in it.
+        tx: The lazy optimizer of that chain, from `sparsejax.lazy`.
+
+    Returns:
+        The parameters, as they are without a delay, and the state that belongs to them.
 
     Example:
         >>> rows = sparsejax.lazy(optax.adam(1e-3))
@@ -35,13 +43,8 @@ def flush(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:
         ...     mesh=mesh, in_specs=specs, out_specs=specs,
         ... ))(params, state)
 
-    Args:
-        params: The parameters.
-        state: The state of the chain that `embrace_sync` and `tx` are in.
-        tx: What `sparsejax.lazy` has returned, which is in that chain.
-
-    Returns:
-        The parameters, as they are without a schedule, and the state that belongs to them.
+    See Also:
+        `sparsejax.rows.settle`: brings rows up to date where nothing is delayed.
     """
     if not isinstance(tx, Lazy):
         raise ArgumentError(
@@ -103,11 +106,21 @@ def _sent(params, state):
 
 
 def rows_held(state: Any) -> dict[str, jax.Array]:
-    """How many rows each rank holds back of each table, int32 [ranks], by path.
+    """Returns how many rows of each table each rank delays.
 
     Args:
         state: The state of a chain with `embrace_sync(vertical=True)`, in or outside of
             `shard_map`.
+
+    Returns:
+        int32 [ranks] by the path of a table.
+
+    Example:
+        >>> users = sparsejax.ColumnTable.create(jax.random.key(0), 100, 8, mesh)
+        >>> tx = optax.chain(sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(1e-3)))
+        >>> opt_state = sparsejax.init(tx, {"users": users}, mesh)
+        >>> sparsejax.embrace.rows_held(opt_state)["users"].tolist()
+        [0, 0, 0, 0]
     """
     return {
         path: jnp.sum(own.ids < own.height, axis=1, dtype=jnp.int32)

@@ -34,13 +34,27 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """`sparsejax.value_and_grad` for `embrace_sync(vertical=True)`, which sends rows.
 
-    All leaves have the gradients that they have there, but for each `ColumnTable`. Its
-    gradient has whole rows, this rank's alone, and has not been sent.
+    Leaves have the gradients of `sparsejax.value_and_grad`, except for each `ColumnTable`.
+    Its gradient has the whole rows of this rank, and has not been sent.
 
     Args:
-        loss_fn: As there. It reads tables by `column_lookup`.
-        has_aux: As there.
-        read: As there.
+        loss_fn: See `sparsejax.value_and_grad`. It reads tables by `column_lookup`.
+        has_aux: See `sparsejax.value_and_grad`.
+        read: See `sparsejax.value_and_grad`.
+
+    Returns:
+        A function of the same arguments that returns the value, or `(value, aux)`, and the
+        gradients.
+
+    Example:
+        >>> table = sparsejax.ColumnTable.create(jax.random.key(0), 100, 8, mesh)
+        >>> def loss_fn(params, ids):
+        ...     return sparsejax.column_lookup(params["users"], ids).sum()
+        >>> value_and_grad = sparsejax.embrace.value_and_grad(loss_fn)  # in a shard_map
+
+    See Also:
+        `sparsejax.value_and_grad`: for all other synchronizations.
+        `sparsejax.per_replica`: local gradients under `jit` on meshes with Auto axes.
     """
 
     @functools.wraps(loss_fn)
@@ -63,20 +77,21 @@ def value_and_grad(
 def rows_read(
     loss_fn: Callable[..., Any], *, has_aux: bool = False
 ) -> Callable[..., dict[str, jax.Array]]:
-    """The rows that a loss reads of each `ColumnTable`: what `next_ids` is to be.
+    """Returns a function that finds the rows that a loss reads of each `ColumnTable`.
 
-    Nothing of the loss is computed but what the ids depend on, and nothing is sent.
+    Its result is the `next_ids` of `embrace_sync`. It computes only what the ids depend on,
+    and sends nothing.
+
+    Args:
+        loss_fn: See `value_and_grad`.
+        has_aux: See `value_and_grad`.
+
+    Returns:
+        A function of the arguments of `loss_fn`, to a dict from paths of tables to ids.
 
     Example:
         >>> ids = sparsejax.embrace.rows_read(loss_fn)(params, next_batch)
         >>> updates, state = tx.update(grads, state, params, next_ids=ids)
-
-    Args:
-        loss_fn: As for `value_and_grad`.
-        has_aux: As for `value_and_grad`.
-
-    Returns:
-        A function of the same arguments, from paths of tables to ids.
     """
 
     def ids_of(params, args, kwargs):

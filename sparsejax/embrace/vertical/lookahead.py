@@ -10,26 +10,26 @@ _END: Any = object()
 
 
 def lookahead(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Pairs of a batch and the next one; None beside the last.
+    """Iterates over pairs of a batch and the next one; None stands beside the last one.
 
-    Fetches one batch ahead, so what loads batches is to run in front of it: a generator, a
-    list, a `torch.utils.data.DataLoader`, or a `grain` dataset or iterator. Each batch is
-    the same object in both pairs that it is in. A loader that writes the next batch over
-    the last one has to give copies: what was announced is to be what comes.
+    It fetches one batch ahead. The batches may come from a generator, a list, a
+    `torch.utils.data.DataLoader`, or a `grain` dataset or iterator. Each batch is the same
+    object in both of its pairs, so a loader that reuses the memory of a batch must give
+    copies.
 
-    A generator of pairs holds one batch that was not trained on yet. To save where grain's
-    iterator is in the data, save `get_state()` of the iterator before the batch is fetched
-    that comes next, or end the pairs with `trainer.step(state, batch, None)`.
-
-    Example:
-        >>> for batch, next_batch in sparsejax.embrace.lookahead(batches):
-        ...     state, loss = trainer.step(state, batch, next_batch)
+    The iterator holds one batch that was not trained on yet. To save the position of
+    grain's iterator, save its `get_state()` before the next batch is fetched, or end the
+    pairs by `trainer.step(state, batch, None)`.
 
     Args:
         batches: The batches, of one shape.
 
     Returns:
-        An iterator over (batch, next batch).
+        An iterator over pairs (batch, next batch).
+
+    Example:
+        >>> for batch, next_batch in sparsejax.embrace.lookahead(batches):
+        ...     state, loss = trainer.step(state, batch, next_batch)
     """
     try:
         fetched = iter(batches)

@@ -43,14 +43,20 @@ _NAME = "sparsejax.embrace_sync"
 
 
 class EmbraceState(NamedTuple):
-    """State of `embrace_sync(vertical=True)`.
+    """The state of `embrace_sync(vertical=True)`.
 
     Attributes:
-        inner: Of the synchronization of all that is not sharded by columns.
-        pending: By the path of a table, the rows that ranks hold back.
-        stale: int32: how many rows were read while a part of their gradient was held back,
-            since another batch came than the one announced. It ought to be 0.
-        tables: What was sent for tables, as `sparsejax.metrics` reads it.
+        inner: The state for all that is not sharded by columns.
+        pending: The delayed rows of each table, by path.
+        stale: int32: how many rows were read while a part of their gradient was delayed,
+            since another batch came than was announced. It should be 0.
+        tables: What was sent for tables, as `sparsejax.metrics` shows it.
+
+    Example:
+        >>> users = sparsejax.ColumnTable.create(jax.random.key(0), 100, 8, mesh)
+        >>> state = sparsejax.init(sparsejax.embrace_sync(), {"users": users}, mesh)
+        >>> isinstance(state, sparsejax.embrace.EmbraceState)
+        True
     """
 
     inner: Any
@@ -72,27 +78,40 @@ def embrace_sync(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients as EmbRace does, where the next batch is known.
 
-    Rows of a `ColumnTable` that the next step does not read are held back, and sent while
-    that one runs; see `sparsejax.embrace.vertical`. All else is summed densely, but for
-    tables that each rank has whole.
+    Rows of a `ColumnTable` that the next step does not read are delayed: they are sent
+    while that step runs (`sparsejax.embrace.vertical`).
 
-    `sparsejax.data_parallel` does all that it needs, `trainer.step(state, batch,
-    next_batch)` with `sparsejax.embrace.lookahead(batches)`. In a `shard_map` of one's own
-    take gradients with `sparsejax.embrace.value_and_grad`, and give `update` the rows that
-    this rank reads in the next step, `next_ids={path: ids}` as
-    `sparsejax.embrace.rows_read(loss_fn)(params, next_batch)` finds them, or None at the
-    end of the data. The optimizer after it is a `sparsejax.lazy` one: it alone knows what
-    to do with rows that come late. Before parameters are read otherwise, or saved, flush:
-    `trainer.flush(state)`, or `sparsejax.embrace.flush`.
+    `sparsejax.data_parallel` does all that it needs, with `trainer.step(state, batch,
+    next_batch)` and `sparsejax.embrace.lookahead`. In a `shard_map` of your own, take
+    gradients by `sparsejax.embrace.value_and_grad`, and give `update` the rows that this
+    rank reads in the next step: `next_ids=sparsejax.embrace.rows_read(loss_fn)(params,
+    next_batch)`, or None at the end of the data. The optimizer after it must be a
+    `sparsejax.lazy` one, which can apply late rows. Flush before parameters are saved or
+    read otherwise: `trainer.flush(state)`, or `sparsejax.embrace.flush`.
 
-    Where the next step reads other rows than were announced, those whose gradient is held
-    back are read without it, one step old. None is lost: they are counted in the state,
-    `stale`. With `data_parallel` it happens only where ids depend on parameters or
-    variables: a batch that was not announced makes it flush. Of several processes none
-    flushes, and one that sees another batch warns (`UntoldBatchWarning`).
+    Where the next step reads other rows than were announced, delayed rows among them are
+    read one step old. They are counted in `stale` of the state, and none is lost. With
+    `data_parallel` this happens only where ids depend on parameters or variables, since it
+    flushes before a batch that was not announced. With several processes it does not flush,
+    and warns (`UntoldBatchWarning`).
 
-    What is sent `sparsejax.metrics` says, of tables as "prior rows", "delayed rows" and
-    "next ids"; of the lookups `column_lookup(..., traffic=True)` returns it.
+    Args:
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        vertical: Whether rows are delayed. If False, a `ColumnTable` is trained as by any
+            synchronization, and the next batch is not needed.
+        delayed: How many rows of a table a rank can delay: one number, or numbers by
+            regular expressions searched in the paths, 0 where none matches. That many are
+            sent in each step; further rows are not delayed. Half of the distinct rows that
+            a rank reads in a step is a good number.
+        replicated: How large tables are summed that each rank has whole (those whose path
+            says embedding, or that rules call "sparse"): "zen", "all_reduce", "all_gather"
+            (AGsparse), "parallax" (a sparse parameter server), or a scheme.
+        reduce: "mean" or "sum".
+        rules: See `sparsejax.sync`; for what is not sharded by columns.
+        deterministic: See `sparsejax.sync`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(1e-3)))
@@ -100,22 +119,6 @@ def embrace_sync(
         >>> state = trainer.init(params)
         >>> for batch, next_batch in sparsejax.embrace.lookahead(batches):
         ...     state, loss = trainer.step(state, batch, next_batch)
-
-    Args:
-        axis_name: The mesh axis of the ranks; the only manual one if None.
-        vertical: Whether rows are held back. Without it a `ColumnTable` is trained as by
-            any synchronization, and nothing of the next batch is asked for.
-        delayed: How many rows of a table a rank can hold back: one number, or numbers by
-            regular expressions searched in the paths of tables, 0 where none matches. So
-            many are sent in each step, however many there are; rows that have no room go
-            with the others. Half of the distinct rows that a rank reads in a step is a good
-            number: `sparsejax.metrics` says by "payload_bytes" how full the lists are.
-        replicated: How large tables are summed that each rank has whole, which are those
-            whose path says embedding, or of which rules say "sparse": "zen", "all_reduce",
-            "all_gather" (AGsparse), "parallax" (a sparse parameter server), or a scheme.
-        reduce: "mean" or "sum".
-        rules: As in `sparsejax.sync`, like the next, of what is not shared by columns.
-        deterministic: Whether owners add in a fixed order.
 
     References:
         Li et al., EmbRace: Accelerating Sparse Communication for Distributed Training of

@@ -14,28 +14,34 @@ from sparsejax.jobs.start import coordinator, facts
 
 
 def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:
-    """Refuses a job whose processes do not fit together, on all of them.
+    """Checks that the processes of a job fit together, and raises on all of them if not.
 
-    Call it at the start of a script, after `jax.distributed.initialize`. Compared are the
-    versions of sparsejax, JAX, jaxlib, optax and Python, settings that decide what is
-    compiled, the script's arguments, whether the hosts can reach one another under the
-    names that they have, the devices of each process, and its number with the one that
-    JAX_PROCESS_ID gives it, if any. In a job of one process, and without a job, there is
-    nothing to compare.
+    Call it at the start of a script, after `jax.distributed.initialize`. It compares the
+    versions of sparsejax, JAX, jaxlib, optax and Python; settings that decide what is
+    compiled; the script's arguments; whether hosts reach one another under their names; the
+    devices of each process; and its number with the one in JAX_PROCESS_ID. In a job of one
+    process there is nothing to compare.
 
-    It goes through the job's coordinator and starts no collective, so it ends where one
-    would wait for ever.
-
-    Example:
-        >>> sparsejax.check_job(arguments={"steps": 100, "rate": 1e-3})
+    It uses the job's coordinator and no collective, so it ends where a collective would
+    wait forever.
 
     Args:
-        arguments: What must be the same for all: the script's arguments as a mapping, an
-            `argparse.Namespace` or a list of texts. What differs by rank is left out.
+        arguments: What must be equal on all processes: the script's arguments as a mapping,
+            an `argparse.Namespace` or a list of texts. Leave out what differs by rank.
         timeout: Seconds to wait for the other processes.
 
     Raises:
         JobError: On all processes, with every reason and the hosts that it is about.
+
+    Example:
+        >>> sparsejax.check_job(arguments={"steps": 100, "rate": 1e-3})
+
+    See Also:
+        `sparsejax.doctor`: checks this and more, and measures the network.
+        `sparsejax.check_replicas`: compares the parameters during training.
+        `sparsejax.advise.check_coordinator`: checks that all processes are there, before
+        JAX joins the job.
+        `sparsejax.advise.watch_job`: ends the job if a process is lost.
     """
     check_positive("timeout", timeout)
     if store.place().processes == 1:

@@ -27,24 +27,21 @@ def check_coordinator(
     one_host: bool = False,
     timeout: float = 60.0,
 ) -> None:
-    """Refuses a job that does not come together; call it before JAX joins it.
+    """Checks that all processes of a job reach the coordinator, before JAX joins the job.
 
-    All processes call it. They meet at the coordinator's port, which is free again when
-    JAX wants it, and those that come hear who does not. After it come
-    `jax.distributed.initialize(address, processes, process)` and `sparsejax.check_job()`.
-    Under Slurm and Open MPI 4 all three may be left out, here and there: they are what JAX
-    finds. Without them and elsewhere nothing is checked.
-
-    Example:
-        >>> sparsejax.advise.check_coordinator("localhost:12345", 1, 0, one_host=True)
+    All processes call it. They meet at the coordinator's port, which is free again when JAX
+    needs it. If some are missing, those that came raise an error that names them. After it
+    call `jax.distributed.initialize(address, processes, process)` and
+    `sparsejax.check_job()`. Under Slurm and Open MPI 4 leave out all three arguments, here
+    and there: JAX finds them. Elsewhere nothing is checked without them.
 
     Args:
         address: The coordinator as "name:port", as `jax.distributed.initialize` takes it;
             None, with both numbers, for the job that a launcher has started.
-        processes: How many processes the job has.
-        process: The number of this process. Number 0 is the coordinator.
-        one_host: Whether all processes run on one host, where a loopback address is right.
-        timeout: Seconds to wait for the name to be known, and for the other processes.
+        processes: The number of processes of the job.
+        process: The number of this process; 0 is the coordinator.
+        one_host: Whether all processes run on one host. A loopback address is then right.
+        timeout: Seconds to wait for the name to be resolved, and for the other processes.
 
     Raises:
         ArgumentError: The address is not written "name:port", there is no such process, or
@@ -52,6 +49,13 @@ def check_coordinator(
         JobError: The name is unknown here or stands for a loopback address, nobody listens
             there, processes are missing or were started twice, or JAX_PROCESS_ID gives one
             another number.
+
+    Example:
+        >>> sparsejax.advise.check_coordinator("localhost:12345", 1, 0, one_host=True)
+
+    See Also:
+        `sparsejax.check_job`: compares the processes, once JAX has joined the job.
+        `sparsejax.advise.watch_job`: ends the job if a process is lost.
     """
     if address is None and processes is None and process is None:
         job = launchers.found()

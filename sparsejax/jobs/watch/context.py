@@ -31,43 +31,49 @@ from sparsejax.jobs.watch.hub import SETTLE, EventKind
 
 
 def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
-    """While its block runs, a process that is lost ends the job, on all hosts, by its name.
+    """Ends the job on all hosts if a process is lost while the context is active.
 
-    Lost is a process that ends, at once, and one that says nothing for `timeout` seconds,
-    because it was stopped or its network is cut. Where the block raises in a process, the
-    others end with that error's text; `sys.exit()` in the block is such an error, with any
-    status. Then every host prints one sentence that names the process and its host, and
-    every process ends with status 1, without Python's way out: it may wait in a collective.
-    A small process beside each one (15 MB, no JAX) watches it and prints the sentence, also
-    where JAX or the library of a collective aborts a process first. In a job of one process
-    nothing is watched.
+    A process is lost if it ends, or if it says nothing for `timeout` seconds, because it
+    was stopped or its network is down. If the block raises in a process, the others end
+    with the text of that error; `sys.exit()` with any status is such an error. Every host
+    then prints one sentence that names the process and its host, and every process ends
+    with status 1, without Python's cleanup, since it may wait in a collective. A small
+    process beside each one (15 MB, without JAX) watches it. It prints the sentence also
+    where JAX or the library of a collective aborts the process first. In a job of one
+    process nothing is watched.
 
-    All processes leave the block together: the first one that comes to its end waits there
-    for the others, and where one is still inside after `timeout` seconds, the job ends with
-    the names of both. Time alone decides, since a process that works looks like
-    one that waits in a collective. So all must take the same number of steps, and what one
-    of them does alone for longer must follow the block. Steps go on after the call that
-    starts them has returned: wait for the last one in the block, by
-    `jax.block_until_ready(state)`.
+    All processes leave the block together. The first one at its end waits for the others.
+    If one is still inside after `timeout` seconds, the job ends, and both are named: a
+    process that works cannot be told from one that waits in a collective. So all processes
+    must take the same number of steps, and what one of them does alone for longer must come
+    after the block. Steps continue after the call that starts them has returned: wait for
+    the last one in the block, by `jax.block_until_ready(state)`.
 
-    SIGTERM ends nothing: JAX takes note of it (`docs/several_hosts.md`, *SIGTERM*).
+    SIGTERM ends nothing: JAX records it (`docs/several_hosts.md`, *SIGTERM*). Call
+    `watch_job` on all processes, after `jax.distributed.initialize`.
 
-    Call it on all processes, after `jax.distributed.initialize`.
+    Args:
+        timeout: Seconds of silence after which a process is lost, and which a process may
+            stay in the block after another one has left it. It must be longer than any
+            pause of a healthy process, such as that of a virtual machine.
+        port: The port of process 0; a free one if 0.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        JobError: Where a process cannot reach process 0, or cannot start its watcher, when
+            the block begins.
 
     Example:
         >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
         >>> with sparsejax.advise.watch_job(timeout=60.0):
         ...     state = trainer.init(params)  # and all its steps
 
-    Args:
-        timeout: Seconds of silence that are a loss, and for which a process may stay in the
-            block after another one has come to its end; longer than anything stops a
-            healthy process, such as a paused virtual machine.
-        port: That at which process 0 listens; a free one if 0.
-
-    Raises:
-        JobError: Where a process cannot reach process 0, or cannot start its watcher, when
-            the block begins.
+    See Also:
+        `sparsejax.check_job`: compares the processes at the start.
+        `sparsejax.advise.check_coordinator`: checks that all processes are there, before
+        JAX joins the job.
     """
     arguments.check_positive("timeout", timeout)
     arguments.check_whole("port", port, 0)

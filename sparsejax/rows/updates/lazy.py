@@ -16,7 +16,7 @@ from sparsejax.transforms.described import described
 
 
 class Lazy(tree.Transformation):
-    """What `lazy` returns: a transformation, and how to see the parameters that it trains.
+    """What `lazy` returns: a transformation with a reader of late rows.
 
     Attributes:
         inside: The optimizer inside, and what is known of it.
@@ -31,16 +31,15 @@ class Lazy(tree.Transformation):
     inside: RowOptimizer
 
     def reader(self, params: Any, state: Any) -> LateRowReader:
-        """What `sparsejax.value_and_grad(loss_fn, read=...)` reads rows with.
+        """Returns the `read` argument of `sparsejax.value_and_grad`.
 
-        Hand it to the update of the same parameters and state, too,
-        `tx.update(grads, state, params, read=read)`, which uses what it has made to catch
-        rows up. Without it the update makes that itself, and comes to the same numbers.
-        One of another step is an error under checkify.
+        Give it to the update of the same parameters and state, too, `tx.update(grads,
+        state, params, read=read)`, which then does not compute the same again. Without it
+        the result is the same. A reader of another step is an error under checkify.
 
         Args:
             params: The parameters.
-            state: The state of this transformation, or of a chain that it is in.
+            state: The state of this transformation, or of a chain with it.
         """
         return LateRowReader(self.inside, params, state)
 
@@ -49,47 +48,60 @@ class Lazy(tree.Transformation):
 def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     """Makes an optimizer update only the rows that a gradient lists.
 
-    Where a leaf of the updates is `RowGrads`, the rows that it lists are gathered from the
-    parameter and from each array of the optimizer's state that has such rows, `tx` updates
-    them, and they are scattered back in place: a step costs what it touches. Leaves that
-    are arrays are passed to `tx` unchanged. Apply the updates with
-    `sparsejax.apply_updates`. It goes last in a chain: what comes after would change
-    rows once that stand for several steps.
+    Where a leaf of the gradients is `RowGrads`, its rows are gathered from the parameter
+    and from the arrays of the optimizer's state, `tx` updates them, and they are scattered
+    back in place. So the cost of a step is that of the rows that it lists. Leaves that are
+    arrays are passed to `tx` unchanged. Apply the updates with `sparsejax.apply_updates`.
+    It is the last transformation of a chain: what came after it would change a row once for
+    several steps.
 
-    With exact=True parameters are those of the dense optimizer. There, rows without a
-    gradient change too, as their momentum continues and weights decay. Here they catch up
-    on the steps that they have missed, step by step, when they are listed again, and when
-    they are read: pass `read=lazy_tx.reader(params, state)` to `sparsejax.value_and_grad`,
-    and to `update`, which uses what reading has made; and take `settle(params, state,
-    lazy_tx)` for evaluation and for other reads of whole tables. Where a gradient of zero
-    changes no parameter, as with SGD without momentum, Adagrad and RMSProp, nothing is read
-    anew. What a fading momentum has missed, as that of SGD, Adam, NAdam and AdamW with a
-    fixed learning rate in float32, is added up at once, to a relative error of 1e-5 (where
-    numbers show that it is: not if v fades as fast as m). Elsewhere, as with AdamW and a
-    schedule, Lion or injected hyperparameters, it takes as many turns of a loop over the
-    rows in question as the longest time that one of them which still moves has missed.
-    Schedules have the value of the step that is caught up on. So do hyperparameters of
-    `optax.inject_hyperparams` that are set by hand: the last 64 values of each are
-    remembered. A row that missed a step which depends on a forgotten value becomes NaN,
-    rather than wrong: `settle` from time to time, where they change at each step. Rows that
-    do not move need no history: those that were never listed, unless weights decay, and all
-    rows of Adagrad and RMSProp.
+    **exact=True.** Parameters are those of the dense optimizer, in which rows without a
+    gradient change, too: their momentum continues, and weights decay. Here a row catches up
+    on the steps that it has missed when it is listed again, and when it is read. For reads
+    inside the loss, pass `read=tx.reader(params, state)` to `sparsejax.value_and_grad` and
+    to `update`. For evaluation and other reads of whole tables, call `settle(params, state,
+    tx)`.
 
-    Under `jit` on an explicit mesh a table may be sharded by rows, over any mesh axes.
-    Each device then reads and updates the rows of its shard.
+    * Where a gradient of zero changes no parameter, as with SGD without momentum, Adagrad
+      and RMSProp, there is nothing to catch up on.
+    * With SGD with momentum, Adam, NAdam and AdamW, a fixed learning rate and float32, the
+      missed steps are added up at once, to a relative error of 1e-5, unless the second
+      moment decays as fast as the first.
+    * With others, such as Lion, or AdamW with a schedule or injected hyperparameters,
+      catching up is a loop over the missed steps, as long as the longest of the rows in
+      question that still change.
+    * Schedules have the value of the missed step. Hyperparameters of
+      `optax.inject_hyperparams` that are set by hand are remembered: the last 64 values of
+      each. A row that missed a step with a forgotten value becomes NaN. Where they change
+      at each step, call `settle` from time to time.
 
-    With exact=False rows that are not listed keep their bytes, in the parameter and in the
-    state, and only numbers of steps are common to all rows: the same rows move as with
-    `SparseAdam` of PyTorch and `LazyAdam` of TensorFlow, by the numbers of optax's Adam,
-    whose eps is added elsewhere.
+    Under `jit` on an explicit mesh a table may be sharded by rows, over any mesh axes. Each
+    device then reads and updates the rows of its shard.
 
-    `tx` must keep rows separate: what it does to one must not depend on others. All of
-    `optax.sgd`, `adam`, `adamw`, `adagrad`, `rmsprop`, `lion`, `adabelief` and `nadam` do,
-    with `optax.clip`, `centralize` (within a row), `masked` and `partition`. A norm of the
-    whole leaf or of all leaves (`clip_by_global_norm`, LAMB, LARS), factors of it
-    (Adafactor) or a product with it (Muon) do not: these are refused by name, in `init` if
-    no leaf is left, else where such a leaf gets `RowGrads`. A program that does what is not
-    known is refused too.
+    **exact=False.** Rows that are not listed keep their bytes, in the parameter and in the
+    state. Only the number of steps is common to all rows. The same rows change as with
+    `SparseAdam` of PyTorch and `LazyAdam` of TensorFlow, by the formulas of optax.
+
+    `tx` must treat rows separately. `optax.sgd`, `adam`, `adamw`, `adagrad`, `rmsprop`,
+    `lion`, `adabelief` and `nadam` do, with `optax.clip`, `centralize` (within a row),
+    `masked` and `partition`. Optimizers with a norm of a leaf or of all leaves
+    (`clip_by_global_norm`, LAMB, LARS), with factors of a leaf (Adafactor) or a product
+    with it (Muon) do not. They are refused by name: in `init` if no leaf can be updated,
+    else where such a leaf has `RowGrads`. A program of an operation that is not known is
+    refused, too.
+
+    Args:
+        tx: The optimizer.
+        exact: Whether rows catch up on the steps that they have missed.
+
+    Returns:
+        A `Lazy`, a transformation with the state `LazyState`. Its updates are `RowGrads` of
+        distinct, ascending ids where the gradients are `RowGrads`. It needs the parameters
+        where rows catch up. Where they catch up at once, a step also lists a 16,384th part
+        of a table, one part after another, so that no row waits for longer.
+
+    Raises:
+        ArgumentError: The optimizer mixes the rows of every parameter.
 
     Example:
         >>> tx = sparsejax.lazy(optax.adam(1e-3))
@@ -101,19 +113,6 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
         ...     )
         ...     updates, state = tx.update(grads, state, params, read=read)
         ...     return sparsejax.apply_updates(params, updates), state, value
-
-    Args:
-        tx: The optimizer.
-        exact: Whether rows catch up on the steps that they have missed.
-
-    Returns:
-        A transformation with state `LazyState`. Its updates have `RowGrads` of distinct,
-        ascending ids where the gradients have `RowGrads`. It needs the parameters where
-        rows catch up. Where they do that at once, a step lists a 16,384th part of a table
-        besides, one part after another, so that no row waits for longer.
-
-    Raises:
-        ArgumentError: The optimizer mixes the rows of every parameter.
     """
     if not isinstance(tx, optax.GradientTransformation):
         raise ArgumentError(
@@ -133,26 +132,30 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
 
 
 def settle(params: Any, state: Any, tx: Lazy, *, flushed: bool = False) -> tuple[Any, Any]:
-    """Catches all rows up: for evaluation, for saving, for what reads whole tables.
+    """Brings all rows up to date.
 
-    It costs a pass over the tables, or where steps are taken one by one, a pass for each
-    that the longest unseen row that still moves has missed. Training may continue from what
-    it returns, or from what it was given.
+    Call it before an evaluation, before saving, and before other reads of whole tables. It
+    costs a pass over the tables. Where missed steps are taken one by one, it costs as many
+    passes as the row with the most missed steps needs. Training may continue from its
+    result, or from its arguments.
 
     Args:
         params: The parameters.
-        state: The state of `lazy`, or of a chain that it is in.
-        tx: What `lazy` has returned, which may be in a chain.
-        flushed: Whether `sparsejax.embrace_sync` in the chain delays nothing, as
-            after `sparsejax.embrace.flush`, which settles, too.
+        state: The state of `lazy`, or of a chain with it.
+        tx: The result of `lazy`, which may be in a chain.
+        flushed: Whether a `sparsejax.embrace_sync` in the chain delays nothing, as after
+            `sparsejax.embrace.flush`.
 
     Returns:
-        The parameters as the dense optimizer has them, and the state that belongs to them.
+        The parameters of the dense optimizer, and the state that belongs to them.
 
     Example:
         >>> sgd = sparsejax.lazy(optax.sgd(0.1))
         >>> opt_state = sgd.init(params)
         >>> params, opt_state = sparsejax.rows.settle(params, opt_state, sgd)
+
+    See Also:
+        `sparsejax.embrace.flush`: also applies the rows that `embrace_sync` delays.
     """
     if not isinstance(tx, Lazy):
         raise ArgumentError(

@@ -31,17 +31,25 @@ from sparsejax.wire import ladder
 
 @dataclasses.dataclass(frozen=True)
 class OmniReduce(SparseScheme):
-    """Push non-zero blocks to aggregators, pull non-zero sums.
+    """Sums blocks that are not zero: they are sent to aggregators, and the sums back.
+
+    The array is cut into blocks, and an index stands for a block. Aggregators own equal
+    ranges of blocks.
 
     Attributes:
-        block: Numbers in a block. Larger ones take fewer indices and send more zeros.
-        aggregators: How many ranges there are, dealt out to the ranks in turn; as many as
-            ranks if None.
+        block: The number of elements in a block. Larger blocks need fewer indices, and send
+            more zeros.
+        aggregators: The number of ranges, dealt out to the ranks in turn; as many as ranks
+            if None.
         ratio: The ratio of successive message sizes.
-        wire_dtype: The dtype of the values while they travel; that of x if None.
+        wire_dtype: The dtype of the values on the wire; that of x if None.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.OmniReduce(block=64))
+
+    References:
+        Fei et al., Efficient Sparse Collective Communication and its Application to
+        Accelerate Distributed Deep Learning, SIGCOMM 2021
     """
 
     block: int = 256

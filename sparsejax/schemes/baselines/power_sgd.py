@@ -50,10 +50,22 @@ class PowerSGDState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PowerSGD(base.LossyScheme):
-    """Sums matrices by their projections on a few directions.
+    """Sums matrices as products of two thin ones, by one step of power iteration.
+
+    With M_i the matrix of rank i, and Q [m, rank] kept from the step before:
+
+        P     = orthonormal basis of the columns of sum_i(M_i Q)
+        Q     = sum_i(M_i^T P)
+        total = P Q^T
+        left  = M_i - P (M_i^T P)^T
+
+    Both sums are dense all-reduces. A leaf of several axes is cut into rows and columns
+    where their sum is least. A leaf that this does not make half as large is summed
+    densely.
 
     Attributes:
-        rank: How many directions; smaller sends less. 1 to 4 do for most models.
+        rank: The number of columns of P and Q; smaller sends less. 1 to 4 suffice for most
+            models.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.PowerSGD(rank=2))

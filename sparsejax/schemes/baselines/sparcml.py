@@ -37,18 +37,27 @@ ALGORITHMS = (
 
 @dataclasses.dataclass(frozen=True)
 class SparCML(SparseScheme):
-    """One of SparCML's algorithms.
+    """Sums entries by one of SparCML's three algorithms.
+
+    * "ssar_recursive_doubling": partners exchange partial sums, log2 n times.
+    * "ssar_split_all_gather": entries are sent to the owners of equal ranges, and the sums
+      are sent back as entries.
+    * "dsar_split_all_gather": the same, but the sums are sent back as a dense array.
 
     Attributes:
-        algorithm: "ssar_recursive_doubling", "ssar_split_all_gather" or
-            "dsar_split_all_gather".
-        code: How indices travel: "coo32" (SparCML's own, and the default), "coo16",
-            "coo8", "bitmap", or "auto" for the cheapest.
+        algorithm: The name of the algorithm.
+        code: How indices are sent: "coo32" (SparCML's own), "coo16", "coo8", "bitmap", or
+            "auto" for the cheapest.
         ratio: The ratio of successive message sizes.
-        wire_dtype: The dtype of the values while they travel; see the schemes named.
+        wire_dtype: The dtype of the values on the wire; if None, as in
+            `HierarchicalCentralization` or `BalancedParallelism`.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.SparCML("dsar_split_all_gather"))
+
+    References:
+        Renggli et al., SparCML: High-Performance Sparse Communication for Machine Learning,
+        SC 2019
     """
 
     algorithm: str = "ssar_recursive_doubling"

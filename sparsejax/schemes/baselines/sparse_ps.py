@@ -27,18 +27,28 @@ _PULLS = {"point_to_point": Gather(), "broadcast": Spread()}
 
 @dataclasses.dataclass(frozen=True)
 class SparsePS(SparseScheme):
-    """Push to servers of equal ranges, pull from them.
+    """Sums entries on servers of equal ranges: a sharded parameter server.
+
+    Every rank is a server, too.
 
     Attributes:
-        pull: "point_to_point" or "broadcast".
-        code: How indices travel: "coo32" (the papers' COO, and the default), "coo16",
-            "coo8", "bitmap", or "auto" for the cheapest.
-        ownership: Which server has which unit.
+        pull: How sums come back: "point_to_point", each server to each worker; or
+            "broadcast", each server by a scatter and an all-gather.
+        code: How indices are sent: "coo32" (the papers' own), "coo16", "coo8", "bitmap", or
+            "auto" for the cheapest.
+        ownership: Which server owns which unit.
         ratio: The ratio of successive message sizes.
-        wire_dtype: The dtype of the values while they travel; that of x if None.
+        wire_dtype: The dtype of the values on the wire; that of x if None.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.SparsePS(pull="broadcast"))
+
+    References:
+        Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
+        Synchronization, OSDI 2025, appendix B.1
+
+        Kim et al., Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks,
+        EuroSys 2019
     """
 
     pull: str = "point_to_point"

@@ -25,11 +25,17 @@ from sparsejax.units.units import unit_bytes
 
 
 class SparseScheme(base.Scheme):
-    """A scheme of entries: what ranks need by pieces is pushed to them as owners."""
+    """A scheme of entries, whose reduce-scatter pushes entries to the ranks that need them.
+
+    Example:
+        >>> pieces = sparsejax.schemes.owners.pieces
+        >>> isinstance(sparsejax.schemes.Zen(), pieces.SparseScheme)
+        True
+    """
 
     @property
     def push_pull(self) -> PushPull:
-        """How entries travel to the ranks that need them."""
+        """The push of entries to the ranks that need them."""
         # There is no pull to compile: sizes closer together pad less.
         message = Message(ratio=2**0.5)
         return PushPull(message, message, Gather(), self.wire_dtype)

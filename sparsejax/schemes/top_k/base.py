@@ -42,8 +42,16 @@ class TopKScheme(base.LossyScheme):
 
     Attributes:
         density: The share of elements that are not zero in the total; smaller sends less.
-        code: How indices travel: "auto" for the cheapest, or "coo32" (the papers'),
-            "coo16", "coo8" or "bitmap".
+        code: How indices are sent: "coo32" (the papers'), "coo16", "coo8", "bitmap", or
+            "auto" for the cheapest.
+
+    Example:
+        >>> sparsejax.schemes.OkTopk(density=0.01).k(1000)
+        10
+
+    References:
+        Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP
+        2022
     """
 
     unit = "element"

@@ -28,11 +28,27 @@ from sparsejax.wire import channels, gathers, index_codes
 
 @dataclasses.dataclass(frozen=True)
 class GTopk(top_k.TopKScheme):
-    """gTopk's sparse all-reduce; see `TopKScheme` for its arguments.
+    """Sums the largest elements by exchanges of pairs of ranks, as gTopk does.
+
+    log2 n times, partners exchange k elements, add them up, and keep the k largest of the
+    sum. If n is no power of two, there are two messages more.
+
+    Attributes:
+        density: The share of elements that are not zero in the sum; smaller sends less.
+        code: How indices are sent: "coo32" (the paper's), "coo16", "coo8", "bitmap", or
+            "auto" for the cheapest.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.GTopk(density=0.01))
         >>> opt_state = sparsejax.init(tx, params, mesh)
+
+    References:
+        Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification
+        for Low Bandwidth Networks, ICDCS 2019
+
+    See Also:
+        `sparsejax.sparsifiers.TopK`: the k largest of each rank's array, for any scheme.
+        `sparsejax.sparsifiers.MSTopK`: nearly the k largest of each rank's array.
     """
 
     def __post_init__(self):

@@ -101,22 +101,30 @@ class SelectionCounts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OkTopk(top_k.TopKScheme):
-    """Ok-Topk's sparse all-reduce; see `TopKScheme` for its first arguments.
+    """Sums the largest elements by regions, each of which one rank owns, as Ok-Topk does.
+
+    Each rank selects about k elements, and sends them to the owners of their regions. An
+    owner sums its region, selects the elements above a global threshold, and sends them to
+    all. Thresholds are reused from step to step.
 
     Attributes:
+        density: The share of elements that are not zero in the sum; smaller sends less.
+        code: How indices are sent: "coo32" (the paper's), "coo16", "coo8", "bitmap", or
+            "auto" for the cheapest.
         threshold_every: The number of steps after which thresholds are computed exactly.
-        repartition_every: The number of steps after which regions are repartitioned.
-        slack: How many more elements than k may be selected, and how many more than the
-            mean fit a message, as a share.
-        balance_at: From how many times the mean on a rank's selection is balanced.
-        power: The power of the count over k by which thresholds are multiplied; None is the
-            authors' rule (`threshold_reuse`).
-        step: By the authors' rule, the factor by which local thresholds are moved; the
-            global one is moved by two thirds of it.
-        split: "all_to_all", or "rotated": permutations to one rank after another (the
-            paper's destination rotation), each an operation of the program, which so
-            grows with the ranks.
-        bucket: With "rotated", how many messages are under way together (its bucketing).
+        repartition_every: The number of steps after which the bounds of regions are
+            computed again.
+        slack: By which share a selection may exceed k elements, and a message the mean.
+        balance_at: A rank's selection is balanced if it has this many times the mean.
+        power: Thresholds are multiplied by (count / k)^power. None is the rule of the
+            authors' code.
+        step: By the rule of the authors' code: the factor by which local thresholds are
+            changed. The global one is changed by two thirds of it.
+        split: How selections are sent to owners: "all_to_all"; or "rotated", to one rank
+            after another (the paper's destination rotation). "rotated" compiles an
+            operation for each rank.
+        bucket: With "rotated": the number of messages that are sent concurrently (the
+            paper's bucketing).
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.OkTopk(density=0.01, threshold_every=64))
@@ -149,7 +157,12 @@ class OkTopk(top_k.TopKScheme):
             arguments.check_positive("power", self.power, 0, 1)
 
     def regions(self, size: int, ranks: int) -> Regions:
-        """Divides an array of `size` elements among the ranks."""
+        """Divides an array among the ranks.
+
+        Args:
+            size: The number of elements of the array.
+            ranks: The number of ranks.
+        """
         return divide(size, ranks, self.k(size), self.slack)
 
     def init(self, like, wire):

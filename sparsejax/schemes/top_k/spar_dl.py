@@ -62,15 +62,23 @@ class SparDLState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SparDL(top_k.TopKScheme):
-    """SparDL's sparse all-reduce; see `TopKScheme` for its first arguments.
+    """Sums the largest elements by a reduce-scatter that selects before it sends.
+
+    This is SparDL. The n ranks are `teams` teams. In each team a Spar-Reduce-Scatter sums
+    one block of the array on each rank, and keeps the largest elements of each partial sum.
+    A Spar-All-Gather sums blocks over the teams. An all-gather in each team sends the sums
+    to all.
 
     Attributes:
-        teams: d, the number of teams, which divides the number of ranks; more teams mean
-            fewer messages and more bytes. "auto" takes the fastest by `forecast`.
-        between: How teams synchronize: "swaps" (R-SAG, for powers of two), "gather" (B-SAG)
-            or "auto": R-SAG for powers of two.
-        network: The network for teams="auto". The seconds of a message and the bytes a
-            second as a pair, as before there was `Network`, are taken, too.
+        density: The share of elements that are not zero in the sum; smaller sends less.
+        code: How indices are sent: "coo32" (the paper's), "coo16", "coo8", "bitmap", or
+            "auto" for the cheapest.
+        teams: The number of teams, a divisor of the number of ranks. More teams send fewer
+            messages and more bytes. "auto" takes the fastest by `forecast`.
+        between: How teams exchange blocks: "swaps" (R-SAG, for powers of two), "gather"
+            (B-SAG), or "auto": R-SAG for powers of two.
+        network: The network for teams="auto"; or a pair of the seconds of a message and the
+            bytes a second.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.SparDL(density=0.01, teams=2))
@@ -102,7 +110,12 @@ class SparDL(top_k.TopKScheme):
             )
 
     def fastest_teams(self, size: int, ranks: int) -> int:
-        """Returns the number of teams with the least forecast time on `network`."""
+        """Returns the number of teams with the shortest forecast time on `network`.
+
+        Args:
+            size: The number of elements of the array.
+            ranks: The number of ranks.
+        """
         network = _network(self.network)
         times = {}
         for teams in (d for d in range(1, ranks + 1) if ranks % d == 0):
@@ -114,7 +127,12 @@ class SparDL(top_k.TopKScheme):
         return min(times, key=lambda teams: times[teams])
 
     def teams_of(self, size: int, ranks: int) -> Teams:
-        """Divides the ranks, and an array of `size` elements, among teams."""
+        """Divides the ranks, and an array, among teams.
+
+        Args:
+            size: The number of elements of the array.
+            ranks: The number of ranks.
+        """
         number: Any = self.teams
         if number == "auto":
             number = self.fastest_teams(size, ranks)

@@ -39,25 +39,38 @@ _PULLS = {
 
 @dataclasses.dataclass(frozen=True)
 class BalancedParallelism(SparseScheme):
-    """Push to the owners, add up, pull from the owners.
+    """Sums each unit on one rank, its owner, and sends the sums to all ranks.
+
+    A hash distributes units over the ranks, so that all owners have about as many entries.
+    Each rank pushes its entries to their owners, and pulls the sums from them. Where that
+    would not save bytes, it is an all-reduce.
 
     Attributes:
-        ownership: Who owns which unit.
-        push_code: How indices travel to the owners: "coo32", "coo16", "coo8", "bitmap", or
-            "auto" for the cheapest at each message size.
-        pull_code: The same on the way back.
-        ratio: The ratio of successive message sizes; larger compiles faster, and pads more
-            or takes more rounds.
-        wire_dtype: The dtype of the values while they travel; that of x if None. Sums are
-            taken in float32 or wider all the same.
-        pull: How the sums come back: "gather", "spread", "doubling", "dense", or a `Pull`;
-            see `owners.pulls` and `baselines.pulls`.
-        push_capacity: Entries of the longest message to an owner, where it is known what
-            to expect (`sparsejax.make_plan`); what does not fit takes further rounds.
-        pull_capacity: The same on the way back.
+        ownership: Which rank owns which unit.
+        push_code: How indices are sent to the owners: "coo32", "coo16", "coo8", "bitmap",
+            or "auto" for the cheapest at each message size.
+        pull_code: How indices are sent back; as `push_code`.
+        ratio: The ratio of successive message sizes. A larger one compiles faster, and pads
+            more or takes more rounds.
+        wire_dtype: The dtype of the values on the wire; that of x if None. Sums are taken
+            in float32 or wider.
+        pull: How the sums come back: "gather", "spread", "doubling" or "dense", or a `Pull`
+            of `schemes.owners.pulls`.
+        push_capacity: The number of entries of the longest message to an owner, where it is
+            known (`sparsejax.make_plan`). Further entries are sent in further rounds.
+        pull_capacity: The number of entries of the longest message back; as
+            `push_capacity`.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.BalancedParallelism(ratio=1.5))
+
+    References:
+        Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
+        Synchronization, OSDI 2025, section 3
+
+    See Also:
+        `sparsejax.schemes.Zen`: chooses between this and the others.
+        `sparsejax.schemes.HierarchicalCentralization`: partners exchange partial sums.
     """
 
     ownership: Ownership = StripedHash()

@@ -30,20 +30,35 @@ from sparsejax.wire.collectives import Wire
 
 @dataclasses.dataclass(frozen=True)
 class HierarchicalCentralization(SparseScheme):
-    """Recursive doubling of sparse sums, for any number of ranks.
+    """Sums entries by recursive doubling: partners exchange partial sums, log2 n times.
+
+    The number of ranks n may be any. With more than two ranks it may send more than an
+    all-reduce, since how full partial sums are is known only on the way.
 
     Attributes:
-        code: How indices travel: "coo32", "coo16", "coo8", "bitmap", or "auto".
-        ratio: The ratio of successive message sizes; larger compiles faster, and pads more
-            or takes more rounds.
-        wire_dtype: The dtype of the values while they travel. If None, the first message
-            has x's dtype, and partial sums have float32 or wider.
-        switch: When a partial sum goes densely: "count" if its own entries do not pay, or
-            "bound", SparCML's rule: as soon as twice the entries of its two halves would
-            not, and then for good.
+        code: How indices are sent: "coo32", "coo16", "coo8", "bitmap", or "auto" for the
+            cheapest.
+        ratio: The ratio of successive message sizes. A larger one compiles faster, and pads
+            more or takes more rounds.
+        wire_dtype: The dtype of the values on the wire. If None, the first message has x's
+            dtype, and partial sums have float32 or wider.
+        switch: When a partial sum is sent densely. "count": when its own entries would take
+            more bytes. "bound": SparCML's rule, as soon as twice the entries of its two
+            halves would, and in all exchanges after it.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.HierarchicalCentralization())
+
+    References:
+        Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
+        Synchronization, OSDI 2025, definition 7
+
+        Renggli et al., SparCML: High-Performance Sparse Communication for Machine Learning,
+        SC 2019
+
+    See Also:
+        `sparsejax.schemes.Zen`: chooses between this and the others.
+        `sparsejax.schemes.BalancedParallelism`: owners of units, balanced by a hash.
     """
 
     code: str = "auto"
@@ -131,7 +146,12 @@ class HierarchicalCentralization(SparseScheme):
         return told._replace(messages=told.messages + agreed)
 
     def plan_of(self, x: Units, wire: Wire) -> doubling.DoublingPlan:
-        """What one rank would send for arrays like x."""
+        """Returns the plan of the exchange: its message sizes and bytes.
+
+        Args:
+            x: An array of this shape and dtype.
+            wire: The ranks.
+        """
         wire, numbers = wire.narrowed(self.wire_dtype), x.size // x.shape[0]
         dense = wire.dense_bytes(x.size, x.dtype)
         return self._plan(wire.ranks, x.shape[0], numbers, x.dtype, wire.dtype, dense)

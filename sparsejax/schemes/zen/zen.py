@@ -69,12 +69,12 @@ _FEW = 4
 
 
 class ZenState(NamedTuple):
-    """State of `Zen`.
+    """The state of `Zen`.
 
     Attributes:
-        curve: How full sums got in the last step, if anything is chosen by it; see
-            `growth`.
-        tables: What the ownership needs.
+        curve: How full partial sums were in the last step, where something is chosen by it;
+            see `schemes.zen.growth`.
+        tables: The state of the ownership.
 
     Example:
         >>> like = jax.ShapeDtypeStruct((1000,), jnp.float32)
@@ -89,18 +89,33 @@ class ZenState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Zen(SparseScheme):
-    """Chooses between Balanced Parallelism and Hierarchical Centralization, or one round.
+    """Sums sparse arrays exactly, by the better of Zen's two optima.
+
+    By default the number of ranks decides. Two ranks swap their entries
+    (`HierarchicalCentralization`). More ranks have owners of units (`BalancedParallelism`).
+    Listed rows (`RowGrads`) of three or four ranks are sent to all in one round, unless all
+    lists together are longer than the tables. Where entries would not save bytes, it is an
+    all-reduce.
 
     Attributes:
-        optimum: "balanced"; "hierarchical"; "auto": by the number of ranks, see the module;
-            "soonest": "auto", but three and four ranks choose between owners and one round,
-            step by step; or "bytes": whichever of the two sends fewer bytes, step by step.
-        ownership: Who owns which unit, for Balanced Parallelism.
-        wire_dtype: The dtype of the values while they travel; that of x if None.
+        optimum: "auto": by the number of ranks. "soonest": as "auto", but three and four
+            ranks choose step by step between owners and one round. "bytes": the one of the
+            two optima that sends fewer bytes, step by step. "balanced" or "hierarchical":
+            always that one.
+        ownership: Which rank owns which unit, for Balanced Parallelism.
+        wire_dtype: The dtype of the values on the wire; that of x if None.
 
     Example:
         >>> send = sparsejax.sync(sparsejax.schemes.Zen("bytes"))
         >>> tx = optax.chain(send, optax.adam(1e-3))
+
+    References:
+        Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
+        Synchronization, OSDI 2025
+
+    See Also:
+        `sparsejax.schemes.BalancedParallelism`: the optimum with owners.
+        `sparsejax.schemes.HierarchicalCentralization`: the optimum with partners.
     """
 
     optimum: str = "auto"
@@ -183,12 +198,12 @@ class Zen(SparseScheme):
         return self.for_rows(wire.ranks, listed, height).rows(tables, wire)
 
     def for_rows(self, ranks: int, listed: int, height: int) -> base.Scheme:
-        """The scheme that lists of rows are sent by.
+        """Returns the scheme by which lists of rows are sent.
 
         Args:
-            ranks: How many ranks there are.
-            listed: The ids in the lists of a rank.
-            height: The rows of the tables.
+            ranks: The number of ranks.
+            listed: The number of ids in the lists of a rank.
+            height: The number of rows of the tables.
         """
         if self._choice(ranks) == "hierarchical":
             return self._hierarchical(ranks)
@@ -210,7 +225,7 @@ class Zen(SparseScheme):
         return min(balanced, hierarchy.forecast(load), key=lambda told: told.bytes)
 
     def candidates(self, ranks: int) -> tuple[type[base.Scheme], ...]:
-        """The schemes between which it chooses on `ranks` ranks: all of them compiled."""
+        """Returns the schemes that it chooses from on `ranks` ranks; all are compiled."""
         return {
             "balanced": (BalancedParallelism,),
             "hierarchical": (HierarchicalCentralization,),

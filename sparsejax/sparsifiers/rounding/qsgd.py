@@ -19,9 +19,17 @@ from sparsejax.sparsifiers import base
 
 @dataclasses.dataclass(frozen=True)
 class QSGD(base.Rounding):
-    """Rounds to levels of the norm, without bias; `density` is not used.
+    """Rounds each element at random to a level of the norm, without bias.
+
+    With u uniform in [0, 1), and s the number of levels, an element x_i is rounded to
+
+        sign(x_i) floor(s |x_i| / norm(x) + u) norm(x) / s
+
+    whose expectation is x_i. For comparison only: the rounded elements are sent as
+    floating-point numbers, not in few bits.
 
     Attributes:
+        density: Not used: all elements are sent.
         levels: The number of levels beside zero, for either sign.
 
     Example:

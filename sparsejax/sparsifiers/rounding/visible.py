@@ -24,15 +24,21 @@ from sparsejax.sparsifiers import base
 
 @dataclasses.dataclass(frozen=True)
 class Visible(base.Rounding):
-    """Sends what changes its parameter in a narrow dtype; `density` is not used.
+    """Sends the elements whose step would change the parameter in a narrow dtype.
 
-    Each rank decides by what it has itself, as if all had the same: the move is that of the
-    parameter by `rate` times its own accumulated gradient. Momentum of the optimizer is not
-    part of it. `update` has to be given the parameters.
+    With p a parameter and x its accumulated gradient:
+
+        sent = x    where cast(p - rate x) and cast(p) have different bits
+               0    elsewhere
+
+    Each rank decides by its own x. The optimizer's momentum is not considered. Elements are
+    sent unrounded, and small ones add up in the residual until they change the parameter.
+    `update` must be given the parameters.
 
     Attributes:
-        dtype: In which parameters are read.
-        rate: The learning rate of what follows.
+        density: Not used: the parameters decide how much is sent.
+        dtype: The dtype in which the model reads the parameters.
+        rate: The learning rate of the optimizer that follows.
 
     Example:
         >>> visible = sparsejax.sparsify(sparsejax.sparsifiers.Visible(rate=0.1))

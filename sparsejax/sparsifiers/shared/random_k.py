@@ -17,14 +17,23 @@ from sparsejax.sparsifiers import base
 
 @dataclasses.dataclass(frozen=True)
 class RandomK(base.Selector):
-    """Selects k elements, drawn anew at every step, each with the same probability.
+    """Selects k random elements, the same on all ranks, and others in each step.
 
-    Whatever an element is, it waits for its turn: a NaN or an infinity, too, on average
-    1 / density steps.
+    All elements have the same probability. No indices are sent: an all-reduce sums k
+    values. Without a memory the values are scaled by size / k, so that their expectation is
+    the gradient. A NaN or an infinity, too, is sent only when its index is drawn, on
+    average after 1 / density steps.
+
+    Attributes:
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
 
     Example:
         >>> random = sparsejax.sparsify(sparsejax.sparsifiers.RandomK(0.01))
         >>> tx = optax.chain(random, sparsejax.zen_sync(), optax.sgd(0.1))
+
+    References:
+        Stich, Cordonnier and Jaggi, Sparsified SGD with Memory, NeurIPS 2018
     """
 
     shared = True

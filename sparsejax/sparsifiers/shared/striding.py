@@ -16,10 +16,16 @@ from sparsejax.sparsifiers import base
 
 @dataclasses.dataclass(frozen=True)
 class Striding(base.Selector):
-    """Selects every s-th element, s = ceil(size / k), from another one on in each step.
+    """Selects every s-th element, the same on all ranks, from another start in each step.
 
-    Whatever an element is, it waits for its turn: a NaN or an infinity, too, at most s
-    steps.
+        s = ceil(size / k)    start = step mod s
+
+    So each element is sent once in s steps, a NaN or an infinity too. No indices are sent:
+    an all-reduce sums k values. Without a memory the values are scaled by s.
+
+    Attributes:
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
 
     Example:
         >>> striding = sparsejax.sparsify(sparsejax.sparsifiers.Striding(0.1))

@@ -52,25 +52,33 @@ def is_part() -> bool:
 
 
 class Assignment(abc.ABC):
-    """Decides for every leaf by which scheme it is summed, and in which unit."""
+    """A rule for which leaf is summed by which scheme, and in which unit.
+
+    A subclass defines `decide`, `schemes` and `map`.
+
+    Example:
+        >>> plan = sparsejax.Plan(ranks=8, leaves=())
+        >>> isinstance(plan, sparsejax.transforms.buckets.assignment.Assignment)
+        True
+    """
 
     @abc.abstractmethod
     def decide(
         self, paths: Sequence[str], leaves: Sequence[Any]
     ) -> list[tuple[Scheme, str]]:
-        """The scheme and the unit, "row", "element" or "leaf", of each leaf."""
+        """Returns the scheme and the unit, "row", "element" or "leaf", of each leaf."""
 
     def of_rows(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[Scheme]:
-        """The scheme of each leaf if it comes as rows: what sends lists of them."""
+        """Returns the scheme of each leaf, if its gradient is a list of rows."""
         return [scheme for scheme, _ in self.decide(paths, leaves)]
 
     @abc.abstractmethod
     def schemes(self) -> list[Scheme]:
-        """All schemes that it may decide for."""
+        """Returns all schemes that it may decide for."""
 
     @abc.abstractmethod
     def map(self, change: Callable[[Scheme], Scheme]) -> "Assignment":
-        """Replaces every scheme by what `change` makes of it."""
+        """Returns the same with every scheme replaced by the result of `change`."""
 
     def check_ranks(self, ranks: int) -> None:
         """Raises where it was made for another number of ranks."""
@@ -83,7 +91,7 @@ class Assignment(abc.ABC):
     def buckets(
         self, paths: Sequence[str], leaves: Sequence[Any], hidden: bool = False
     ) -> list[Bucket]:
-        """The buckets, in the order of their first leaves.
+        """Returns the buckets of leaves, in the order of their first leaves.
 
         Args:
             paths: The leaves' paths.

@@ -30,27 +30,27 @@ def per_replica(
     *,
     mesh: Mesh | AbstractMesh | None = None,
 ) -> Callable[..., Any]:
-    """A `jax.value_and_grad` whose gradients stay on their replica, under `jit`.
+    """Makes a `jax.value_and_grad` whose gradients stay on their replica, under `jit`.
 
-    For meshes with Auto axes, on which types do not say what is still to be summed, and
-    for `sparsejax.local_steps` on any mesh, where each replica has parameters of its own.
-    The loss of a replica is that of its part of the batch. XLA shards it over all other
-    Auto axes of the mesh, by its own rules and by `jax.lax.with_sharding_constraint`. Over
-    Explicit ones it is sharded as the loss says, `jax.reshard(w, P())` for example.
+    It is for meshes with Auto axes, where types do not say what is still to be summed, and
+    for `sparsejax.local_steps` on any mesh, where each replica has its own parameters. The
+    loss of a replica is that of its part of the batch. XLA shards it over all other Auto
+    axes of the mesh, by its own rules and by `jax.lax.with_sharding_constraint`. Over
+    Explicit axes it is sharded as the loss says, for example by `jax.reshard(w, P())`.
 
     Args:
         value_and_grad: `jax.value_and_grad(loss_fn)`, with or without `has_aux`, or
-            `sparsejax.value_and_grad(loss_fn)`. Its first argument is the parameters, the
-            same on all replicas or, of local steps, what `sparsejax.local` returns for
-            them; all further ones are arrays whose leading axis is that of the batch.
+            `sparsejax.value_and_grad(loss_fn)`. Its first argument is the parameters, equal
+            on all replicas; or with local steps the result of `sparsejax.local`. All others
+            are arrays whose leading axis is that of the batch.
         axis_name: The mesh axis over which gradients are to stay local.
         param_specs: The parameters' PartitionSpecs: a tree like them, or a prefix of it;
             replicated if None.
         mesh: The mesh; that of `jax.set_mesh` if None.
 
     Returns:
-        A function that returns the loss of each replica, [replicas], with what else the
-        loss returns stacked in the same way, and gradients for `update`: `PerReplica`.
+        A function that returns the losses of all replicas, [replicas], with auxiliary
+        outputs stacked in the same way, and gradients for `update`: `PerReplica`.
 
     Example:
         >>> def step(params, opt_state, batch):
@@ -59,6 +59,11 @@ def per_replica(
         ...         params, batch)
         ...     updates, opt_state = tx.update(grads, opt_state, params)
         ...     return optax.apply_updates(params, updates), opt_state, losses.mean()
+
+    See Also:
+        `sparsejax.local`: local gradients inside `shard_map`, or on an explicit mesh.
+        `sparsejax.value_and_grad`: gradients of tables by rows.
+        `sparsejax.embrace.value_and_grad`: gradients of tables by columns, not yet sent.
     """
     axes.check_axis_name(axis_name, _CALL)
     names = axis_names(axis_name)

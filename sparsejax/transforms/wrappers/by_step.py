@@ -64,22 +64,33 @@ def accumulate(
     *,
     reduce: str = "mean",
 ) -> optax.GradientTransformationExtraArgs:
-    """Adds up gradients on each rank, and runs a chain at every k-th step alone.
+    """Adds up gradients on each rank, and runs a chain at every k-th step.
 
-    The steps between return zeros, send nothing, and leave the state of the chain as it
-    is, an optimizer's too. Sums are kept in float32 or wider, and what rounding to the
-    gradient's dtype takes from them is added to the next ones. `ids` are not passed on,
-    since they are those of one batch.
+    With g[1], ..., g[k] the gradients of a rank since the last exchange, the chain is given
+
+        (g[1] + ... + g[k]) / k    with reduce="mean"
+        g[1] + ... + g[k]          with reduce="sum"
+
+    The steps between return zeros, send nothing, and leave the state of the chain
+    unchanged, the optimizer's too. Sums are kept in float32 or wider. What rounding to the
+    gradient's dtype takes from them is added to the next sum. `ids` are not passed on,
+    since they belong to one batch.
 
     Args:
         tx: The chain, with a synchronization in it.
-        every: Run it at every k-th step; larger sends less often.
+        every: k: the chain runs at every k-th step; larger sends less often.
         axis_name: The mesh axis of the ranks; the only manual one if None.
         reduce: Whether the chain is given the "mean" of k gradients or their "sum".
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, the chain with the wrapper around it.
 
     Example:
         >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
         >>> tx = sparsejax.accumulate(tx, every=4)
+
+    See Also:
+        `sparsejax.local_steps`: ranks take optimizer steps between exchanges.
     """
     tx = checked(tx, "accumulate")
     arguments.check_whole("every", every, 1)
@@ -163,16 +174,22 @@ def warm_up(
 ) -> optax.GradientTransformationExtraArgs:
     """Sends everything, by dense sums, in the first steps.
 
-    Sparsifiers and top-k schemes inside the chain then send their whole accumulated
-    gradient.
+    Sparsifiers and lossy schemes in the chain then send their whole accumulated gradient.
 
     Args:
         tx: The chain, with a synchronization in it.
         steps: How many steps. Inside `accumulate` these are synchronizations.
 
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, the chain with the wrapper around it.
+
     Example:
         >>> tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))
         >>> tx = sparsejax.warm_up(tx, steps=100)
+
+    See Also:
+        `sparsejax.sparsifiers.Warmup`: a density that falls in the first steps.
+        `sparsejax.sparsifiers.Schedule`: a density that follows any schedule.
     """
     tx = checked(tx, "warm_up")
     arguments.check_whole("steps", steps, 0)

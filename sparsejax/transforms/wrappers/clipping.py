@@ -23,15 +23,23 @@ def clip_by_rank(
     *,
     model_axis: AxisName | None = None,
 ) -> optax.GradientTransformation:
-    """Clips each rank's gradient, before anything is sent, at a norm over all leaves.
+    """Clips each rank's gradient before anything is sent, at a norm over all leaves.
 
-    The norm is divided by the square root of the number of ranks: so the norm of a sum of
-    gradients that point in independent directions is at most about `norm`.
+    With g the gradient of a rank, all leaves together, and n the number of ranks:
+
+        g = g min(1, norm / (sqrt(n) |g|))
+
+    So the norm of a sum of gradients that point in independent directions is at most about
+    `norm`.
 
     Args:
         norm: The norm; smaller clips more.
         axis_name: The mesh axis of the ranks; the only manual one if None.
         model_axis: The mesh axis over which tensors are sharded, if any.
+
+    Returns:
+        An `optax.GradientTransformation`, to stand before a sparsifier or a synchronization
+        in a chain.
 
     Example:
         >>> clip, top = sparsejax.transforms.clip_by_rank(1.0), sparsejax.dgc(0.01)

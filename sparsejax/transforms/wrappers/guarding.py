@@ -44,28 +44,35 @@ def skip_nonfinite(
     *,
     report: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Leaves out a step in which any rank has a number that is not finite.
+    """Leaves out a step in which the gradient of any rank has a number that is not finite.
 
-    Updates are then zero on all ranks, nothing is sent or remembered, and the state of the
-    chain, an optimizer's too, does not change. `sparsejax.metrics` counts such steps. Under
-    `sparsejax.data_parallel`, outermost, it also leaves variables unchanged.
+    In such a step updates are zero on all ranks, nothing is sent, and the state of the
+    chain does not change, the optimizer's too. `sparsejax.metrics` counts such steps. As
+    the outermost transformation under `sparsejax.data_parallel`, it leaves variables
+    unchanged, too.
 
-    Ranks agree on one word before anything is sent, so all decide the same, and before a
-    residual, a velocity or an optimizer has seen the number. Where gradients are float16,
-    or travel as such, sums of finite numbers may be too large for it; those are looked at
+    Ranks agree on one word before anything is sent. So all of them decide the same, before
+    the number reaches a residual, a velocity or the optimizer. Where gradients are float16,
+    or are sent as float16, a sum of finite numbers may overflow. Such sums are checked
     after the exchange, and what was computed from them is dropped.
 
     Args:
         tx: The whole chain, with the synchronization and the optimizer in it.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        report: Whether the state says which rank had such a number in which leaf. A trainer
-            of `sparsejax.data_parallel` then raises `errors.BadNumberError`, on all
+        report: Whether the state records which rank had such a number in which leaf. The
+            trainer of `sparsejax.data_parallel` then raises `errors.BadNumberError` on all
             processes; for that it waits for each step. In a loop of your own
             `sparsejax.transforms.check_numbers` raises it.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, the chain with the wrapper around it.
 
     Example:
         >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
         >>> tx = sparsejax.skip_nonfinite(tx)
+
+    See Also:
+        `sparsejax.transforms.check_numbers`: raises for a step that was left out.
     """
     tx = checked(tx, "skip_nonfinite")
 
