@@ -1,4 +1,4 @@
-"""What XLA compiles of a round: a copy of the parameters that is made once, not per reader."""
+"""What XLA compiles of a round: gradient and residual are added up once."""
 
 import jax
 import jax.numpy as jnp

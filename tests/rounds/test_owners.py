@@ -1,4 +1,4 @@
-"""Local steps whose differences go by way of owners, where axes and states are of every kind."""
+"""Local steps by way of owners, on axes of every kind."""
 
 from typing import Any
 
