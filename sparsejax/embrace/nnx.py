@@ -1,5 +1,6 @@
 """A lookup in a table that is sharded by columns, as a module of flax.nnx.
 
+`Embed` and `Optimizer` are named as those of flax.nnx that they replace in a model.
 `nnx.Optimizer` splits what an optimizer keeps into its arrays, and would lose which of
 them are sharded: the `Optimizer` here keeps it as it is, and takes `RowGrads`, too.
 """
@@ -18,7 +19,7 @@ from sparsejax.embrace.column_table import DEFAULT_INIT, ColumnTable
 from sparsejax.rows.apply import apply_updates
 
 
-class ColumnEmbed(nnx.Module):
+class Embed(nnx.Module):
     """`flax.nnx.Embed` with a `ColumnTable` for its parameter, `embedding`.
 
     It is made outside of `shard_map`, each device's columns on it, and called inside, where
@@ -65,7 +66,7 @@ class ColumnEmbed(nnx.Module):
 
 
 class Optimizer(nnx.Optimizer):
-    """`nnx.Optimizer` for models with a `ColumnEmbed`, or with gradients by rows.
+    """`nnx.Optimizer` for models with an `Embed`, or with gradients by rows.
 
     It is made and called as `nnx.Optimizer` is; see `sparsejax.bind` for its state.
     """
