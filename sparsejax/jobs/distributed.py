@@ -6,7 +6,7 @@ version of JAX that has moved one fails there alone.
 
 from typing import Any
 
-from jax._src import distributed
+from jax._src import clusters, distributed
 
 
 def state() -> Any:
@@ -16,4 +16,4 @@ def state() -> Any:
 
 def launchers() -> Any:
     """Returns the kinds of launchers that JAX knows, in the order of its choice."""
-    return distributed.clusters.ClusterEnv._cluster_types
+    return clusters.ClusterEnv._cluster_types

@@ -21,7 +21,7 @@ from sparsejax.advise import codec
 from sparsejax.advise.explain import advice, printed, reading
 from sparsejax.advise.explain.densities import Density, densities, listed
 from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, row_of
-from sparsejax.advise.network import network_of
+from sparsejax.advise.network import check_network
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.forecast import Network
 
@@ -89,9 +89,7 @@ def explain(
     params: Any,
     *,
     ranks: int | tuple[int, int],
-    network: Network | None = None,
-    gbit_per_s: float | None = None,
-    latency_us: float | None = None,
+    network: Network,
     density: Density | None = None,
     ids: Mapping[str, int] | None = None,
 ) -> Explanation:
@@ -106,8 +104,6 @@ def explain(
         params: The parameters, or anything with their shapes and dtypes.
         ranks: How many ranks; a pair (hosts, ranks of a host) for two levels.
         network: Bandwidth and latency between the ranks.
-        gbit_per_s: Bandwidth of a rank's link in one direction, where `network` is None.
-        latency_us: Time of an empty message, where `network` is None.
         density: The share of units of a rank's gradient of one step that is not zero,
             before any sparsifier: one number, numbers by regular expressions searched in
             the paths, or a result of `sparsejax.profile`, or a list of them, one a step.
@@ -128,10 +124,11 @@ def explain(
 
     Example:
         >>> shapes = {"embedding": jax.ShapeDtypeStruct((50_000, 512), jnp.float32)}
-        >>> cost = sparsejax.explain(tx, shapes, ranks=16, gbit_per_s=25, latency_us=20)
+        >>> network = sparsejax.Network(gbit_per_s=25, latency_us=20)
+        >>> cost = sparsejax.explain(tx, shapes, ranks=16, network=network)
         >>> print(cost)
     """
-    network = network_of(network, gbit_per_s, latency_us)
+    check_network(network)
     hosts, inner = _hosts_and_inner(ranks)
     known = densities(density, hosts * inner)
     groups = reading.groups_of(tx, params, hosts, known, listed(ids))
