@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import sparsejax.wire.ladder
-from sparsejax.axes import is_elsewhere
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, index_codes, ladder, messages
+from sparsejax.wire import channels, collectives, index_codes, ladder, messages
 from tests import helpers
 from tests.helpers import WIRE
 
@@ -65,7 +64,7 @@ def mixed_ladder(width, unit_bytes, codes):
         code = index_codes.CODES[name]
         words = 1 + code.words(room, width) + room * unit_bytes // 4
         rungs.append(ladder.Rung(room, code, words))
-    return ladder.Ladder(width, unit_bytes, 24, tuple(rungs), is_elsewhere())
+    return ladder.Ladder(width, unit_bytes, 24, tuple(rungs), collectives.at_once())
 
 
 def transmit(steps, channel, slots, source, need, add, start, **options):
