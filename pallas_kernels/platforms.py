@@ -7,7 +7,7 @@ A program that is traced over the devices of one platform is not for another.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,34 @@ def traced_for() -> str | None:
     return getattr(device, "platform", None)
 
 
-def is_elsewhere() -> bool:
-    """Whether the mesh says that the program is for something else than CPUs."""
-    return traced_for() not in (None, "cpu")
+class Policy(NamedTuple):
+    """How a program that is traced for a platform divides its work; results are equal.
+
+    On CPUs a loop in a kernel costs what it computes, and XLA makes vectors of what is
+    simple. Elsewhere each operation is a launch, and the host waits for each number that a
+    program looks at.
+
+    Attributes:
+        at_once: Whether a stage works on whole arrays, in few operations, and no loop's
+            length is data. Else it walks over what there is, or searches for it.
+        lanes: Numbers side by side that are joined before they are looked at: a vector
+            on CPUs; elsewhere a second look would be a second kernel.
+        fused: Steps, one after another, that may be one kernel, in which each does all
+            those before it again: on CPUs none.
+    """
+
+    at_once: bool
+    lanes: int
+    fused: int
+
+
+_CPUS = Policy(at_once=False, lanes=8, fused=0)
+_OTHERS = Policy(at_once=True, lanes=1, fused=4)
+
+
+def policy() -> Policy:
+    """Returns the policy of the platform that is traced for; that of CPUs if none is."""
+    return _CPUS if traced_for() in (None, "cpu") else _OTHERS
 
 
 def by_platform(

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.platforms import by_platform, is_elsewhere
+from pallas_kernels.platforms import by_platform, policy
 from pallas_kernels.types import untyped
 
 
@@ -196,7 +196,7 @@ def slots_of(
     Returns:
         The slots int32 [parts, length], anything beyond a part's count; all counts.
     """
-    if is_elsewhere():
+    if policy().at_once:
         return _slots_that_write(words, first, length)
     return _slots_that_are_searched(words, first, length, counts)
 

@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.hashing import mix32
-from pallas_kernels.platforms import is_elsewhere
+from pallas_kernels.platforms import policy
 from pallas_kernels.rank_select import WORD, pack, unpack
 
 
@@ -49,9 +49,6 @@ class Striping(NamedTuple):
     def turned(self) -> tuple[int, int, int]:
         """The parts, the bits of a turn, and the units of a column."""
         return self.parts, _turn_bits(self.parts), width(self.size, self.parts)
-
-
-_FUSED = 4  # steps of a split, as one of 16 ranks has
 
 
 def word_multiple(count: int) -> int:
@@ -92,7 +89,8 @@ def split(flags: jax.Array, parts: int, seed: int) -> jax.Array:
     whole = jnp.pad(flags, (0, parts * per_part - flags.size))
     words = pack(whole).reshape(parts, -1)
     masks = _turn_words(lax.iota(jnp.uint32, per_part // WORD), parts, seed)
-    if is_elsewhere():
+    fused = policy().fused
+    if fused:
         # Else XLA hashes the words of each step by itself.
         masks = lax.optimization_barrier(masks)
     for k, mask in enumerate(masks):
@@ -101,7 +99,7 @@ def split(flags: jax.Array, parts: int, seed: int) -> jax.Array:
         # that costs less than a launch, unless there are many.
         back = (np.arange(parts) - (1 << k)) % parts
         words = (words & ~mask) | (words[back] & mask)
-        if len(masks) > _FUSED or not is_elsewhere():
+        if len(masks) > fused:
             words = lax.optimization_barrier(words)
     return words
 

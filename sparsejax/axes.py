@@ -17,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pallas_kernels.platforms import (
     by_platform as by_platform,
-    is_elsewhere as is_elsewhere,
+    policy as policy,
 )
 from pallas_kernels.types import (
     as_invarying,

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax import arguments, schemes
-from sparsejax.advise.network import network_of
+from sparsejax.advise.network import check_network
 from sparsejax.advise.plan import LeafPlan, Plan
 from sparsejax.advise.profile import LeafProfile, load_of
 from sparsejax.errors import ArgumentError
@@ -36,9 +36,7 @@ def make_plan(
     params: Any,
     *,
     ranks: int,
-    network: Network | None = None,
-    gbit_per_s: float | None = None,
-    latency_us: float | None = None,
+    network: Network,
     candidates: Sequence[Scheme] | None = None,
     headroom: float = 1.25,
     inner: int = 1,
@@ -53,8 +51,6 @@ def make_plan(
         params: The parameters, or their shapes and dtypes.
         ranks: The number of ranks; of hosts, where there are two levels.
         network: Bandwidth and latency between the ranks.
-        gbit_per_s: Bandwidth of a rank's link in one direction, where `network` is None.
-        latency_us: Time of an empty message, where `network` is None.
         candidates: The schemes to choose from besides the dense sum. If None: the two
             optima of Zen's Theorem 1, and all entries to all ranks in one round.
         headroom: The capacity of a message, as a multiple of the largest profiled need.
@@ -70,8 +66,9 @@ def make_plan(
         >>> table = {"users": jnp.zeros((1000, 300)).at[:10].set(1.0)}
         >>> watch = lambda grads: sparsejax.profile(sparsejax.local(grads))
         >>> watch = jax.shard_map(watch, mesh=mesh, in_specs=P(), out_specs=P())
-        >>> plan = sparsejax.make_plan(
-        ...     [jax.jit(watch)(table)], table, ranks=4, gbit_per_s=25, latency_us=20)
+        >>> network = sparsejax.Network(gbit_per_s=25, latency_us=20)
+        >>> seen = [jax.jit(watch)(table)]
+        >>> plan = sparsejax.make_plan(seen, table, ranks=4, network=network)
         >>> [leaf.path for leaf in plan.leaves]
         ['users']
 
@@ -80,7 +77,7 @@ def make_plan(
         `sparsejax.advise.profile_from_state`: reads profiles from a running
         synchronization.
     """
-    network = network_of(network, gbit_per_s, latency_us)
+    check_network(network)
     for name, value in (("ranks", ranks), ("inner", inner)):
         arguments.check_whole(name, value, 1)
     arguments.check_positive("headroom", headroom, 0, 1e6)

@@ -28,7 +28,7 @@ from jax.experimental import multihost_utils
 from pallas_kernels.operations.coo_add import coo_add
 from sparsejax import arguments
 from sparsejax.advise import codec
-from sparsejax.advise.network import network_of
+from sparsejax.advise.network import check_network
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.forecast import Network
 from sparsejax.sparsifiers import base
@@ -53,7 +53,7 @@ class CompressionCost:
     Example:
         >>> cost = sparsejax.advise.CompressionCost(fixed=1e-4, by_number=1e-9)
         >>> pays = sparsejax.advise.worthwhile(
-        ...     ranks=16, gbit_per_s=1, latency_us=50, cost=cost,
+        ...     ranks=16, network=sparsejax.Network(1, 50), cost=cost,
         ...     sparsifier=sparsejax.sparsifiers.Dragonn(0.001))
         >>> pays("w", jax.ShapeDtypeStruct((10_000_000,), jnp.float32))
         True
@@ -168,9 +168,7 @@ def saved(size: float, ratio: float, ranks: int, alpha: float, bandwidth: float)
 def worthwhile(
     *,
     ranks: int,
-    network: Network | None = None,
-    gbit_per_s: float | None = None,
-    latency_us: float | None = None,
+    network: Network,
     sparsifier: base.Selector,
     cost: CompressionCost | None = None,
 ) -> Callable[[str, Any], bool]:
@@ -179,9 +177,6 @@ def worthwhile(
     Args:
         ranks: The number of ranks.
         network: The bandwidth and latency between the ranks.
-        gbit_per_s: The bandwidth of a rank's link in one direction, where `network` is
-            None.
-        latency_us: The time of an empty message, where `network` is None.
         sparsifier: The sparsifier that compresses.
         cost: The compression time; `measure_compression` measures it if None.
 
@@ -196,7 +191,7 @@ def worthwhile(
         >>> tx = optax.chain(
         ...     sparsejax.sparsify(dragonn, compress=pays), sparsejax.zen_sync())
     """
-    network = network_of(network, gbit_per_s, latency_us)
+    check_network(network)
     _check(sparsifier, ranks)
     if cost is None:
         cost = measure_compression(sparsifier, ranks)

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.platforms import alone, is_elsewhere
+from pallas_kernels.platforms import alone, policy
 from sparsejax import axes
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.chunked import listing
@@ -57,7 +57,7 @@ def largest(views: Sequence[jax.Array], k: int) -> jax.Array:
     length, count = height * width, sum(map(_blocks, views))
     if k == length:
         return lax.broadcasted_iota(jnp.int32, (count, k), 1)
-    if is_elsewhere():
+    if policy().at_once:
         rows = jnp.concatenate([_rows(view) for view in views])
         return jnp.sort(lax.top_k(jnp.abs(rows), k)[1], axis=1)
     if 2 * k >= length or count * length < _FEW:

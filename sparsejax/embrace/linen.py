@@ -1,4 +1,7 @@
-"""A lookup in a table that is sharded by columns, as a module of flax.linen."""
+"""A lookup in a table that is sharded by columns, as a module of flax.linen.
+
+A module of linen gives its class's name to the paths of its parameters, "ColumnEmbed_0".
+"""
 
 from collections.abc import Callable
 from typing import Any

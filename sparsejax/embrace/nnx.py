@@ -1,5 +1,6 @@
 """A lookup in a table that is sharded by columns, as a module of flax.nnx.
 
+`Embed` and `Optimizer` are named as those of flax.nnx that they replace in a model.
 `nnx.Optimizer` splits what an optimizer keeps into its arrays, and would lose which of
 them are sharded: the `Optimizer` here keeps it as it is, and takes `RowGrads`, too.
 """
@@ -18,7 +19,7 @@ from sparsejax.embrace.column_table import DEFAULT_INIT, ColumnTable
 from sparsejax.rows.apply import apply_updates
 
 
-class ColumnEmbed(nnx.Module):
+class Embed(nnx.Module):
     """`flax.nnx.Embed` with a `ColumnTable` as its parameter, `embedding`.
 
     It is made outside of `shard_map`, with each device's columns on it. It is called
@@ -36,7 +37,7 @@ class ColumnEmbed(nnx.Module):
 
     Example:
         >>> from sparsejax.embrace import nnx as columns
-        >>> embed = columns.ColumnEmbed(100, 8, mesh, rngs=nnx.Rngs(0))
+        >>> embed = columns.Embed(100, 8, mesh, rngs=nnx.Rngs(0))
         >>> embed.embedding.get_value().whole().shape
         (100, 8)
     """
@@ -71,7 +72,7 @@ class ColumnEmbed(nnx.Module):
 
 
 class Optimizer(nnx.Optimizer):
-    """`nnx.Optimizer` for models with a `ColumnEmbed`, or with gradients by rows.
+    """`nnx.Optimizer` for models with an `Embed`, or with gradients by rows.
 
     It is made and called as `nnx.Optimizer` is. `sparsejax.bind` makes its state.
 
@@ -82,7 +83,7 @@ class Optimizer(nnx.Optimizer):
 
     Example:
         >>> from sparsejax.embrace import nnx as columns
-        >>> model = columns.ColumnEmbed(100, 8, mesh, rngs=nnx.Rngs(0))
+        >>> model = columns.Embed(100, 8, mesh, rngs=nnx.Rngs(0))
         >>> tx = sparsejax.bind(optax.chain(sparsejax.dense_sync(), optax.sgd(0.1)), mesh)
         >>> optimizer = columns.Optimizer(model, tx, wrt=nnx.Param)
     """

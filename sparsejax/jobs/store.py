@@ -2,7 +2,7 @@
 
 The coordination service of `jax.distributed` has a store of texts. It works when devices do
 not: before they are counted, where hosts have different numbers of them, and where programs
-would not fit together. JAX has no public name for it; this file alone reaches for it.
+would not fit together. `jobs.distributed` reaches for it.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax._src import distributed
 
 from sparsejax.errors import JobError
+from sparsejax.jobs import distributed
 from sparsejax.jobs.texts import listed
 
 
@@ -46,7 +46,7 @@ class Place:
 
 def place() -> Place:
     """This process's place; it does not start the devices, as `jax.process_index` does."""
-    state = distributed.global_state
+    state = distributed.state()
     if state.client is None:
         return Place(0, 1, None)
     return Place(state.process_id, state.num_processes, state.coordinator_address)
@@ -83,7 +83,7 @@ def of_all(
     asking = tuple(everyone if processes is None else sorted(processes))
     if len(asking) == 1:
         return [json.loads(json.dumps(value))]
-    client: Any = distributed.global_state.client
+    client = distributed.state().client
     folder = _folder(asking, here.processes)
     client.key_value_set(
         f"{folder}/{here.process}", json.dumps([_host(value), what, value])

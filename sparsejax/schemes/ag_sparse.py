@@ -191,7 +191,9 @@ class AGSparse(SparseScheme):
             # There buffers are as large as the longest message: those of all ranks together
             # hold a quarter of the array.
             useful = min(useful, max(width // (4 * n), bits.WORD))
-        steps = ladder.ladder(width << extra, size, n, self.code, self.ratio, useful)
+        steps = ladder.Message(self.code, self.ratio, useful).ladder(
+            width << extra, size, n
+        )
         return _GatherPlan(steps, codes, width, n, gathers.route(self.gather, n))
 
 

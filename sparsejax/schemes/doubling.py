@@ -121,7 +121,7 @@ class DoublingPlan:
     def steps(self, size: int) -> ladder.Ladder:
         """The message sizes where a unit's value has `size` bytes."""
         width = -(-self.units // bits.WORD) * bits.WORD
-        return ladder.ladder(width, size, 1, self.code, self.ratio)
+        return ladder.Message(self.code, self.ratio).ladder(width, size, 1)
 
     def array_bytes(self, size: int) -> float:
         """Bytes of a partial sum as a dense array."""

@@ -22,18 +22,20 @@ agree on them without a message.
 import abc
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from sparsejax import arguments
-from sparsejax.sparsifiers.densities import Density as Density
 from sparsejax.units.selection import magnitudes
 from sparsejax.units.selection.corrections import Correction
 from sparsejax.units.selection.selections import Arrays
 
+
+# A share of the elements, or a function from the step to one; see `densities`.
+Density = float | Callable[[jax.Array], Any]
 
 _MOST = 2**31 - 1
 

@@ -94,6 +94,3 @@ class Schedule:
     def __call__(self, step: jax.Array) -> jax.Array:
         """Returns the density of a step."""
         return jnp.minimum(self.density_at(step), self.largest)
-
-
-Density = float | Callable[[jax.Array], Any]

@@ -249,8 +249,8 @@ def feedback(
             elif lossy.entry.sums:
                 leaves = list(map(Weight.of(weight, wire).of_leaf, leaves))
         extra |= {"dense": dense, "masked": masked, "moving": any(moving)}
-        own = lossy, memory, structure, paths, wire
-        exchange = axes.all_manual(functools.partial(_exchanged, *own, **extra), wire.axis)
+        own = _Update(lossy, memory, structure, paths, wire)
+        exchange = axes.all_manual(functools.partial(own.exchanged, **extra), wire.axis)
         # Leaves are whole on each device of axes that were not manual.
         params = _read(lossy, structure, params)
         with tree.of_shards({}) if axes.further_axes() else contextlib.nullcontext():
@@ -270,36 +270,54 @@ def _read(lossy, structure, params):
     return structure.flatten_up_to(sharded.apart(params).rest)
 
 
-def _exchanged(lossy, memory, structure, paths, wire, leaves, state, ids, params, **extra):
-    """What is sent of the leaves, and the next state."""
-    if params is not None:
-        extra |= {"params": params}
-    residuals = _unpacked(structure, state.residual, len(leaves))
-    momenta = _unpacked(structure, state.momentum, len(leaves))
-    accumulated = list(leaves)
-    for i, residual in enumerate(residuals):
-        if memory is None or (residual is None and momenta[i] is None):
-            continue
-        dtype = leaves[i].dtype
-        gradient = tree.to_dense(leaves[i]).astype(wide(dtype))
-        waiting = jnp.zeros_like(gradient) if residual is None else residual
-        accumulate = memory.accumulate
-        if getattr(lossy, "reads_often", False):
-            accumulate = _once(accumulate, state.step)
-        total, momenta[i] = accumulate(gradient, waiting, momenta[i])
-        # What is sent whole travels like its gradient, and rounding is not kept.
-        accumulated[i] = total.astype(dtype) if residual is None else total
-    dtypes = [leaf.dtype for leaf in leaves]
-    sent, left, selected, inner = lossy.step(
-        paths, accumulated, state.inner, wire, dtypes=dtypes, ids=ids, **extra
-    )
-    for i, momentum in enumerate(momenta):
-        if momentum is not None and memory is not None and selected[i]:
-            momenta[i] = memory.after(momentum, left[i] != accumulated[i])
-    residual = _packed(structure, left, state.residual)
-    norm = None if residual is None else _norm(structure, residual, wire, **extra)
-    momentum = _packed(structure, momenta, state.momentum)
-    return sent, FeedbackState(state.step + 1, residual, momentum, norm, inner)
+class _Update(NamedTuple):
+    """What is known when an update is traced, but for the arrays.
+
+    Attributes:
+        lossy: What sends.
+        memory: How the part that was left out is brought back.
+        structure: Of the tree of leaves.
+        paths: The leaves' paths.
+        wire: The ranks.
+    """
+
+    lossy: Lossy
+    memory: Memory | None
+    structure: Any
+    paths: list[str]
+    wire: Wire
+
+    def exchanged(self, leaves, state, ids, params, **extra):
+        """What is sent of the leaves, and the next state."""
+        if params is not None:
+            extra |= {"params": params}
+        lossy, memory, structure, paths, wire = self
+        residuals = _unpacked(structure, state.residual, len(leaves))
+        momenta = _unpacked(structure, state.momentum, len(leaves))
+        accumulated = list(leaves)
+        for i, residual in enumerate(residuals):
+            if memory is None or (residual is None and momenta[i] is None):
+                continue
+            dtype = leaves[i].dtype
+            gradient = tree.to_dense(leaves[i]).astype(wide(dtype))
+            waiting = jnp.zeros_like(gradient) if residual is None else residual
+            accumulate = memory.accumulate
+            if getattr(lossy, "reads_often", False):
+                accumulate = _once(accumulate, state.step)
+            total, momenta[i] = accumulate(gradient, waiting, momenta[i])
+            # What is sent whole travels like its gradient, and rounding is not kept.
+            accumulated[i] = total.astype(dtype) if residual is None else total
+        dtypes = [leaf.dtype for leaf in leaves]
+        sent, left, selected, inner = lossy.step(
+            paths, accumulated, state.inner, wire, dtypes=dtypes, ids=ids, **extra
+        )
+        for i, momentum in enumerate(momenta):
+            if momentum is not None and memory is not None and selected[i]:
+                momenta[i] = memory.after(momentum, left[i] != accumulated[i])
+        residual = _packed(structure, left, state.residual)
+        norm = None if residual is None else _norm(structure, residual, wire, **extra)
+        momentum = _packed(structure, momenta, state.momentum)
+        return sent, FeedbackState(state.step + 1, residual, momentum, norm, inner)
 
 
 def _once(accumulate, step):

@@ -13,7 +13,7 @@ from jax import lax
 
 from pallas_kernels import rank_select
 from pallas_kernels.operations.bitmap import bitmap_encode
-from pallas_kernels.platforms import is_elsewhere
+from pallas_kernels.platforms import policy
 from pallas_kernels.rank_select import (
     WORD as WORD,
     BitSets as BitSets,
@@ -56,12 +56,13 @@ def count(flags: jax.Array) -> jax.Array:
     cores, and is seven times slower where it adds them up as they come. On GPUs it would be
     a kernel more.
     """
-    if is_elsewhere():
+    lanes = policy().lanes
+    if lanes == 1:
         return jnp.sum(flags, dtype=jnp.int32)
     flags = flags.reshape(-1).astype(jnp.uint8)
-    flags = jnp.pad(flags, (0, -flags.size % 8))
-    eights = jnp.sum(flags.reshape(-1, 8), axis=1, dtype=jnp.uint8)
-    return rank_select.total(eights.astype(jnp.int32))
+    flags = jnp.pad(flags, (0, -flags.size % lanes))
+    joined = jnp.sum(flags.reshape(-1, lanes), axis=1, dtype=jnp.uint8)
+    return rank_select.total(joined.astype(jnp.int32))
 
 
 def density(x: jax.Array) -> jax.Array:
@@ -136,7 +137,7 @@ def nonzero_units(x: jax.Array) -> jax.Array:
     # eight lanes: four times as fast on CPUs as a flag for each number. On GPUs a second
     # look would be a second kernel.
     flat = rank_select.unsigned(x).reshape(x.shape[0], -1)
-    lanes = 1 if is_elsewhere() else math.gcd(flat.shape[1], 8)
+    lanes = math.gcd(flat.shape[1], policy().lanes)
     joined = lax.reduce(
         flat.reshape(x.shape[0], -1, lanes), flat.dtype.type(0), lax.bitwise_or, (1,)
     )

@@ -29,8 +29,8 @@ from sparsejax.axes import (
     axis_names,
     by_platform,
     is_checking,
-    is_elsewhere,
     manual_axes,
+    policy,
     resolve,
     varying_axes,
 )
@@ -86,7 +86,7 @@ def at_once() -> bool:
     unpacked together, and no loop's length is data. It follows from the platform for which
     the program is traced.
     """
-    return is_elsewhere()
+    return policy().at_once
 
 
 def on_cpus(x: jax.Array, cpu: Callable, default: Callable) -> jax.Array:

@@ -234,56 +234,68 @@ class Ladder:
         return header + index_bits / 8 + self.unit_bytes * count
 
 
-def ladder(
-    width: int,
-    unit_bytes: int,
-    parts: int,
-    codes: str = "auto",
-    ratio: float = 2.0,
-    capacity: int | None = None,
-    units: int | None = None,
-    share: int = _SHARE_AT_ONCE,
-) -> Ladder:
-    """Builds the ladder for parts of `width` slots.
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """How the entries of one way travel.
 
-    Args:
-        width: Slots in a part, a multiple of 32.
-        unit_bytes: Bytes of one unit's value on the wire.
-        parts: How many parts a rank packs or unpacks at once.
-        codes: The index code, or "auto" for the cheapest at each rung.
-        ratio: The ratio of successive rungs; a larger one compiles faster and pads more.
-        capacity: Entries in the longest message, where it is known what to expect; what
+    Attributes:
+        code: How indices travel: the name of a code, or "auto" for the cheapest at each
+            message size.
+        ratio: The ratio of successive message sizes; a larger one compiles faster and pads
+            more.
+        capacity: Entries of the longest message, where it is known what to expect; what
             does not fit goes in further rounds. What the module says if None.
-        units: Units of the array, where they are not as many as parts have slots.
-        share: On GPUs the longest messages of a rank, or of all, hold one unit in `share`.
     """
-    allowed = index_codes.parse(codes)
-    at_once = collectives.at_once()
-    units = units or width * parts
-    # A message may have slots alone.
-    most = max(_TOP // max(unit_bytes, 1), units // _SHARE)
-    if at_once:
-        most = max(ROUND // max(unit_bytes, 1), units // share)
-    top = min(capacity or max(min(width // 4, most // parts), 128), width)
-    top = _multiple(max(top, 1), _LANES)
-    rungs: list[Rung] = []
-    wanted = float(top)
-    while True:
-        room = min(top, _multiple(math.ceil(wanted), _LANES))
-        code = index_codes.cheapest(room, width, allowed)
-        words = 1 + code.words(room, width) + room * unit_bytes // 4
-        if not rungs or words < rungs[-1].words:
-            rungs.append(Rung(room, code, words))
-        is_short = 4 * words <= _SHORT or (at_once and 4 * words * parts <= _FEW)
-        if is_short or room <= _LANES:
-            break
-        is_long = at_once and 4 * words * parts > ROUND and _NEAR * wanted > top
-        wanted /= min(ratio, _CLOSE) if is_long else ratio
-    tile = _tile(top, unit_bytes, max(_TILES // parts, _LEAST_TILE))
-    # Of what goes to owners a rank receives no more than it sends, which is little.
-    piece = max(top * share // _SHARE_OF_PIECE * unit_bytes, ROUND // parts) // 4
-    pieces = piece if at_once and share < _SHARE_OF_PIECE else None
-    return Ladder(width, unit_bytes, tile, tuple(reversed(rungs)), at_once, pieces)
+
+    code: str = "auto"
+    ratio: float = 2.0
+    capacity: int | None = None
+
+    def ladder(
+        self,
+        width: int,
+        unit_bytes: int,
+        parts: int,
+        units: int | None = None,
+        share: int = _SHARE_AT_ONCE,
+    ) -> Ladder:
+        """Builds the ladder for parts of `width` slots.
+
+        Args:
+            width: Slots in a part, a multiple of 32.
+            unit_bytes: Bytes of one unit's value on the wire.
+            parts: How many parts a rank packs or unpacks at once.
+            units: Units of the array, where they are not as many as parts have slots.
+            share: On GPUs the longest messages of a rank, or of all, hold one unit in
+                `share`.
+        """
+        allowed = index_codes.parse(self.code)
+        at_once = collectives.at_once()
+        units = units or width * parts
+        # A message may have slots alone.
+        most = max(_TOP // max(unit_bytes, 1), units // _SHARE)
+        if at_once:
+            most = max(ROUND // max(unit_bytes, 1), units // share)
+        top = min(self.capacity or max(min(width // 4, most // parts), 128), width)
+        top = _multiple(max(top, 1), _LANES)
+        rungs: list[Rung] = []
+        wanted = float(top)
+        while True:
+            room = min(top, _multiple(math.ceil(wanted), _LANES))
+            code = index_codes.cheapest(room, width, allowed)
+            words = 1 + code.words(room, width) + room * unit_bytes // 4
+            if not rungs or words < rungs[-1].words:
+                rungs.append(Rung(room, code, words))
+            is_short = 4 * words <= _SHORT or (at_once and 4 * words * parts <= _FEW)
+            if is_short or room <= _LANES:
+                break
+            is_long = at_once and 4 * words * parts > ROUND and _NEAR * wanted > top
+            wanted /= min(self.ratio, _CLOSE) if is_long else self.ratio
+        tile = _tile(top, unit_bytes, max(_TILES // parts, _LEAST_TILE))
+        # Of what goes to owners a rank receives no more than it sends, which is little.
+        piece = max(top * share // _SHARE_OF_PIECE * unit_bytes, ROUND // parts) // 4
+        pieces = piece if at_once and share < _SHARE_OF_PIECE else None
+        return Ladder(width, unit_bytes, tile, tuple(reversed(rungs)), at_once, pieces)
 
 
 def exactly(

@@ -22,7 +22,7 @@ PARAMS = {
     "kernel": jnp.zeros((512, 256)),
     "bias": jnp.zeros(256),
 }
-NETWORK = {"gbit_per_s": 10, "latency_us": 10}
+NETWORK = {"network": sparsejax.Network(gbit_per_s=10, latency_us=10)}
 
 
 def gradients(seed, density=0.01, n=N):
@@ -115,7 +115,7 @@ def test_a_plan_sends_what_is_sparse_sparsely_and_the_rest_densely():
 
 
 def test_a_slow_start_of_messages_makes_a_dense_plan():
-    plan = made(gbit_per_s=1000, latency_us=10_000)
+    plan = made(network=sparsejax.Network(1000, 10_000))
     assert {type(leaf.scheme) for leaf in plan.leaves} == {schemes.AllReduce}
 
 
@@ -464,8 +464,7 @@ def test_arguments_that_a_plan_settles_are_refused():
     with pytest.raises(errors.ArgumentError, match="pass it alone"):
         sparsejax.sync(made(), rules={"bias": "dense"})
     for options, match in (
-        ({"gbit_per_s": 0}, "gbit_per_s must be above 0, got 0"),
-        ({"latency_us": -1}, "latency_us must be at least 0, got -1"),
+        ({"network": 10}, r"network must be a sparsejax.Network\(.*, got 10"),
         ({"headroom": 0}, "headroom must be above 0"),
     ):
         with pytest.raises(errors.ArgumentError, match=match):

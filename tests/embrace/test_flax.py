@@ -1,4 +1,4 @@
-"""`ColumnEmbed` in models of flax trains as `Embed` does."""
+"""Modules of flax with tables by columns train as those with whole tables do."""
 
 import functools
 
@@ -82,7 +82,7 @@ def test_nnx_by_rows():
     """Rows that each step reads are those of the dense run; others stay as they were."""
     params, want, whole = of_linen_model(sharded=False)
     rngs = nnx.Rngs(0)
-    embed = of_nnx.ColumnEmbed(ROWS, DIM, MESH, rngs=rngs)
+    embed = of_nnx.Embed(ROWS, DIM, MESH, rngs=rngs)
     model = nnx.Sequential(embed, nnx.Linear(DIM, 4, rngs=rngs))
     first = params["embed"]["embedding"]
     embed.embedding.set_value(ColumnTable.of(first, MESH))
@@ -111,6 +111,6 @@ def test_nnx_by_rows():
 
 def test_a_table_in_a_model_of_nnx_has_one_path():
     """As a node and as its array: `nnx.Param` and the table end in a `.value` each."""
-    embed = of_nnx.ColumnEmbed(ROWS, DIM, MESH, rngs=nnx.Rngs(0))
+    embed = of_nnx.Embed(ROWS, DIM, MESH, rngs=nnx.Rngs(0))
     params = nnx.state(nnx.Sequential(embed, lambda x: x), nnx.Param)
     assert sharded.apart(params).paths == tree.flatten(params)[0] == ["layers/0/embedding"]

@@ -10,7 +10,7 @@ from flax import linen, nnx
 import sparsejax
 from sparsejax.embrace import ColumnTable, column_lookup, lookahead, rows_held
 from sparsejax.embrace.linen import ColumnEmbed as LinenEmbed
-from sparsejax.embrace.nnx import ColumnEmbed as NnxEmbed
+from sparsejax.embrace.nnx import Embed as NnxEmbed
 from tests.helpers import grid, mesh_of
 
 

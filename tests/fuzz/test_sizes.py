@@ -161,7 +161,7 @@ widths = st.one_of(
 def test_where_the_parts_of_messages_begin(words, numbers, dtype, parts, codes, capacity):
     """The tables that programs look up are Python's numbers, or the sizes are refused."""
     width, unit_bytes = 32 * words, numbers * jnp.dtype(dtype).itemsize
-    steps = ladder.ladder(width, unit_bytes, parts, codes, capacity=capacity)
+    steps = ladder.Message(codes, capacity=capacity).ladder(width, unit_bytes, parts)
     top = steps.rungs[-1]
     assert top.capacity <= width + 3
     for rung in steps.rungs:

@@ -72,7 +72,7 @@ def run(monkeypatch, functions):
     here = threading.local()
     service = Service(len(functions))
     state = types.SimpleNamespace(client=service)
-    fake = types.SimpleNamespace(global_state=state)
+    fake = types.SimpleNamespace(state=lambda: state)
     place = lambda: store.Place(here.process, len(functions), "node:1")
     monkeypatch.setattr(store, "distributed", fake)
     monkeypatch.setattr(store, "place", place)

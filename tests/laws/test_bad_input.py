@@ -121,7 +121,7 @@ def test_arguments_that_are_swapped_or_of_another_kind():
         errors.ArgumentError, match=r"leaf 'model' is a object: .*nnx.state"
     ):
         sparsejax.init(tx, {"model": object()}, mesh)
-    network = {"ranks": 2, "gbit_per_s": 1, "latency_us": 1}
+    network = {"ranks": 2, "network": sparsejax.Network(1, 1)}
     with pytest.raises(errors.ArgumentError, match=r"leaf '1' is a .*\(tx, params\)"):
         sparsejax.explain(tx, (params, tx), **network)
 

@@ -298,7 +298,7 @@ def test_omni_reduce_forecasts_blocks():
 
 
 def test_rounds_by_python_are_those_of_the_program():
-    steps = ladder.ladder(1 << 20, 4, 8)
+    steps = ladder.Message().ladder(1 << 20, 4, 8)
     for need in (0, 1, 50, 1000, 5000, 40_000, 131_073, 600_000):
         for messages in (1, 7):
             taken = steps.messages_for(need, messages)

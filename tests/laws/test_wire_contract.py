@@ -42,8 +42,12 @@ def test_balanced_parallelism_sends_the_rungs_that_the_program_holds(check_vma):
     found = collectives(traced)
     width = SIZE // N
     steps = {
-        "push": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().ratio),
-        "pull": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().ratio),
+        "push": ladder.Message(ratio=schemes.BalancedParallelism().ratio).ladder(
+            width, 4, N
+        ),
+        "pull": ladder.Message(ratio=schemes.BalancedParallelism().ratio).ladder(
+            width, 4, N
+        ),
     }
     # A branch for each rung, and nothing else, carries messages: first those of the push.
     # On CPUs a pull is an all-to-all of copies, on others a gather of one.
@@ -100,7 +104,9 @@ def test_hierarchical_centralization_sends_one_message_a_hop():
     run = program(schemes.HierarchicalCentralization())
     shape = jax.ShapeDtypeStruct((N, SIZE), jnp.float32)
     found = collectives(jax.make_jaxpr(run)(shape))
-    steps = ladder.ladder(SIZE, 4, 1, ratio=schemes.HierarchicalCentralization().ratio)
+    steps = ladder.Message(ratio=schemes.HierarchicalCentralization().ratio).ladder(
+        SIZE, 4, 1
+    )
     # The two hops are turns of one loop: a branch a rung, and in it one for each hop.
     in_ladder = [c for c in found if c.name == "ppermute" and c.path.count("while") == 2]
     assert [c.bytes for c in in_ladder] == [

@@ -524,7 +524,7 @@ def test_accumulated_16_bit_gradients_lose_nothing_to_rounding():
 def test_a_plan_of_what_a_chain_does_needs_no_ranks():
     tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.sgd(0.1))
     told = sparsejax.explain(
-        tx, {"w": jnp.zeros(1 << 18)}, ranks=8, gbit_per_s=25, latency_us=20
+        tx, {"w": jnp.zeros(1 << 18)}, ranks=8, network=sparsejax.Network(25, 20)
     )
     assert told.row("w").sparsifier == "DGC"
     assert told.row("w").density == pytest.approx(0.01, rel=1e-3)

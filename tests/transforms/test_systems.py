@@ -364,7 +364,7 @@ def test_topk_a_sends_what_the_papers_say():
 
 def test_explain_says_what_they_send():
     told = sparsejax.explain(
-        ALL["spardl"](), PARAMS, ranks=14, gbit_per_s=25, latency_us=20
+        ALL["spardl"](), PARAMS, ranks=14, network=sparsejax.Network(25, 20)
     )
     leaf = told.row("embedding")
     assert leaf.scheme == "SparDL"

@@ -174,8 +174,8 @@ def test_slots_of_a_run_of_ranks_are_those_of_numpy(words, first, length):
 
 def test_the_longest_message_is_a_share_of_the_array_and_is_followed_only_where_it_must():
     width, ranks = 1 << 24, 16
-    to_all = ladder.ladder(width, 4, ranks, units=ranks * width)
-    to_owners = ladder.ladder(width, 4, ranks, units=ranks * width, share=32)
+    to_all = ladder.Message().ladder(width, 4, ranks, units=ranks * width)
+    to_owners = ladder.Message().ladder(width, 4, ranks, units=ranks * width, share=32)
     assert to_all.at_once
     assert to_all.top == -(-(width // 6) // 4) * 4
     assert to_owners.top == width // 32

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from pallas_kernels.reference import messages as in_reference
-from sparsejax.axes import is_elsewhere
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, index_codes, ladder, messages
+from sparsejax.wire import channels, collectives, index_codes, ladder, messages
 from tests import helpers
 
 
@@ -18,7 +17,7 @@ def sent(code, flags, values, capacity, tile):
     parts, width = flags.shape
     words = 1 + code.words(capacity, width) + capacity
     rungs = (ladder.Rung(capacity, code, words),)
-    steps = ladder.Ladder(width, 4, tile, rungs, is_elsewhere())
+    steps = ladder.Ladder(width, 4, tile, rungs, collectives.at_once())
     rounds = []
 
     def send(x):

@@ -36,14 +36,15 @@ every = pytest.mark.parametrize("name", LADDERS)
 
 @functools.cache
 def build(name):
-    return ladder.ladder(*LADDERS[name])
+    *sizes, code, ratio = LADDERS[name]
+    return ladder.Message(code, ratio).ladder(*sizes)
 
 
 def test_the_longest_message_follows_the_array_and_not_parts_as_wide_as_it():
     width, ranks = 1 << 26, 64
-    wide = ladder.ladder(width, 4, ranks, units=width)
+    wide = ladder.Message().ladder(width, 4, ranks, units=width)
     assert wide.top == width // 32 // ranks
-    assert ladder.ladder(width // ranks, 4, ranks).top == wide.top
+    assert ladder.Message().ladder(width // ranks, 4, ranks).top == wide.top
 
 
 @every
@@ -100,7 +101,7 @@ def test_the_top_rung_holds_no_more_than_16_rounds_or_a_32nd(unit_bytes, parts):
     """In values; but for 128 entries, which it always holds."""
     tops = []
     for width in (1 << 12, 1 << 20, 1 << 24, (1 << 29) + 32):
-        steps = ladder.ladder(width, unit_bytes, parts)
+        steps = ladder.Message().ladder(width, unit_bytes, parts)
         entry = parts * unit_bytes
         # 65536 whole words, rounded up to four entries; a unit of six bytes has but one.
         assert steps.tile * unit_bytes < 65536 * 8 + 4 * unit_bytes
@@ -173,7 +174,7 @@ def test_a_second_round_is_taken_where_it_saves_more_than_it_costs(name, message
 
 
 def test_long_messages_are_split_and_short_ones_are_not():
-    steps = ladder.ladder(1 << 20, 4, 8, ratio=2)
+    steps = ladder.Message(ratio=2).ladder(1 << 20, 4, 8)
     just_above = steps.rungs[-2].capacity + 1
     assert int(steps.next_message(jnp.int32(just_above), 7)[1]) == just_above - 1
     assert int(steps.next_message(jnp.int32(steps.rungs[0].capacity + 1), 7)[1]) == (
@@ -198,7 +199,7 @@ def test_what_entries_need_is_no_more_than_the_message_that_holds_them(name):
 @pytest.mark.parametrize("ratio", [1.1, 1.35, 1.6, 2.0, 4.0])
 def test_padding_is_what_rungs_a_ratio_apart_waste(ratio):
     """(f - 1) / ln f - 1 on average, where needs are spread evenly over magnitudes."""
-    steps = ladder.ladder(1 << 20, 4, 1, "coo32", ratio)
+    steps = ladder.Message("coo32", ratio).ladder(1 << 20, 4, 1)
     low, high = steps.rungs[0].capacity, steps.top
     drawn = np.exp(np.random.default_rng(0).uniform(np.log(low), np.log(high), 4000))
     need = np.ceil(drawn).astype(np.int32)
@@ -221,11 +222,11 @@ def test_ratios_that_make_no_ladder_are_refused(ratio):
 def test_ratios_at_the_limits_make_ladders():
     for ratio in (1.05, 64):
         ladder.check_ratio(ratio)
-        assert ladder.ladder(4096, 4, 8, ratio=ratio).top == 1024
+        assert ladder.Message(ratio=ratio).ladder(4096, 4, 8).top == 1024
 
 
 def test_a_capacity_is_the_longest_message():
     for wanted, top in ((1, 4), (20, 20), (21, 24), (10**9, 4096)):
-        steps = ladder.ladder(4096, 4, 8, capacity=wanted)
+        steps = ladder.Message(capacity=wanted).ladder(4096, 4, 8)
         assert steps.top == top
-    assert ladder.ladder(4096, 4, 8).top == 1024
+    assert ladder.Message().ladder(4096, 4, 8).top == 1024

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import sparsejax.wire.ladder
-from sparsejax.axes import is_elsewhere
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, index_codes, ladder, messages
+from sparsejax.wire import channels, collectives, index_codes, ladder, messages
 from tests import helpers
 from tests.helpers import WIRE
 
@@ -46,7 +45,9 @@ class Setup(NamedTuple):
     def ladder(self):
         if self.code in MIXED:
             return mixed_ladder(self.width, self.unit_bytes, MIXED[self.code])
-        return ladder.ladder(self.width, self.unit_bytes, self.n, self.code, self.ratio)
+        return ladder.Message(self.code, self.ratio).ladder(
+            self.width, self.unit_bytes, self.n
+        )
 
 
 # Every code in one ladder, as no real one has them: what one writes must not harm another.
@@ -63,7 +64,7 @@ def mixed_ladder(width, unit_bytes, codes):
         code = index_codes.CODES[name]
         words = 1 + code.words(room, width) + room * unit_bytes // 4
         rungs.append(ladder.Rung(room, code, words))
-    return ladder.Ladder(width, unit_bytes, 24, tuple(rungs), is_elsewhere())
+    return ladder.Ladder(width, unit_bytes, 24, tuple(rungs), collectives.at_once())
 
 
 def transmit(steps, channel, slots, source, need, add, start, **options):
@@ -310,7 +311,7 @@ def test_values_that_are_no_ordinary_numbers_arrive_bit_for_bit(value):
     def swap(x):
         sets = Slots.of(bits.pack(bits.nonzero_units(x))[None])
         need, _ = WIRE.maximum(sets.counts[0])
-        steps = ladder.ladder(256, 4, 1, "auto", 4)
+        steps = ladder.Message(ratio=4).ladder(256, 4, 1)
         return transmit(
             steps,
             channels.swap(WIRE, [pairs]),
@@ -332,12 +333,12 @@ def test_values_that_are_no_ordinary_numbers_arrive_bit_for_bit(value):
 
 
 def bottom_words():
-    return ladder.ladder(256, 4, 1, "auto", 4).rungs[0].words
+    return ladder.Message(ratio=4).ladder(256, 4, 1).rungs[0].words
 
 
 def test_the_payload_can_be_reckoned_from_a_typical_count():
     """The same on all ranks then, and the bytes of that many entries in each message."""
-    steps = ladder.ladder(1024, 4, 3, "coo8", 4)
+    steps = ladder.Message("coo8", 4).ladder(1024, 4, 3)
 
     def run(x):
         sets = Slots.of(bits.pack((x != 0).reshape(3, -1)))

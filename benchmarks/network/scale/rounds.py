@@ -134,7 +134,7 @@ def _by_doubling(
     if ranks & (ranks - 1):
         raise ValueError(f"hierarchies are counted for powers of two, not {ranks} ranks")
     padded = -(-units // bits.WORD) * bits.WORD
-    steps = ladder.ladder(padded, unit_bytes, 1, scheme.code, scheme.ratio)
+    steps = ladder.Message(scheme.code, scheme.ratio).ladder(padded, unit_bytes, 1)
     hops, full = merged(ranks)[:-1], False
     yield Round("pmax", 4)
     first = _bytes(steps.messages_for(int(sets.sum(1).max()), 1), 1)

@@ -12,10 +12,10 @@ import jax
 from sparsejax.advise.doctor.examination import doctor, to_stderr
 from sparsejax.advise.doctor.findings import WRONG, Finding
 from sparsejax.advise.explain import command as explain_command
-from sparsejax.advise.network import network_of
 from sparsejax.errors import ArgumentError, JobError
 from sparsejax.jobs import store
 from sparsejax.jobs.start import coordinator
+from sparsejax.schemes.forecast import Network
 
 
 # What may differ from rank to rank.
@@ -64,9 +64,7 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the report on rank 0; the exit status is the same on all ranks."""
-    network = None
-    if (options.gbit_per_s, options.latency_us) != (None, None):
-        network = network_of(None, options.gbit_per_s, options.latency_us)
+    network = _network(options)
     try:
         _join(options)
     except JobError as error:
@@ -89,6 +87,19 @@ def _leave(status: int) -> None:
     sys.stderr.flush()
     time.sleep(2)  # The store is in process 0, and others may still read.
     os._exit(status)
+
+
+def _network(options):
+    """The network that is given; None where it is to be measured."""
+    numbers = options.gbit_per_s, options.latency_us
+    if numbers == (None, None):
+        return None
+    if None in numbers:
+        raise ArgumentError(
+            "--gbit-per-s and --latency-us belong together: give both, or neither, and "
+            "the network is measured."
+        )
+    return Network(*numbers)
 
 
 def _examine(options, network):

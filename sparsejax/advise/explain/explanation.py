@@ -21,7 +21,7 @@ from sparsejax.advise import codec
 from sparsejax.advise.explain import advice, printed, reading
 from sparsejax.advise.explain.densities import Density, densities, listed
 from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, row_of
-from sparsejax.advise.network import network_of
+from sparsejax.advise.network import check_network
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.forecast import Network
 
@@ -42,7 +42,8 @@ class Explanation:
         advice: What to do, in one sentence.
 
     Example:
-        >>> cost = sparsejax.explain(tx, params, ranks=16, gbit_per_s=25, latency_us=20)
+        >>> network = sparsejax.Network(gbit_per_s=25, latency_us=20)
+        >>> cost = sparsejax.explain(tx, params, ranks=16, network=network)
         >>> cost.ranks
         16
     """
@@ -94,9 +95,7 @@ def explain(
     params: Any,
     *,
     ranks: int | tuple[int, int],
-    network: Network | None = None,
-    gbit_per_s: float | None = None,
-    latency_us: float | None = None,
+    network: Network,
     density: Density | None = None,
     ids: Mapping[str, int] | None = None,
 ) -> Explanation:
@@ -111,9 +110,6 @@ def explain(
         params: The parameters, or anything with their shapes and dtypes.
         ranks: The number of ranks; a pair (hosts, ranks of a host) for two levels.
         network: The bandwidth and latency between the ranks.
-        gbit_per_s: The bandwidth of a rank's link in one direction, where `network` is
-            None.
-        latency_us: The time of an empty message, where `network` is None.
         density: The share of non-zero units of a rank's gradient of one step, before any
             sparsifier: one number; numbers by regular expressions, searched in the paths; a
             result of `sparsejax.profile`; or a list of these, one a step. Leaves without
@@ -133,7 +129,8 @@ def explain(
 
     Example:
         >>> shapes = {"embedding": jax.ShapeDtypeStruct((50_000, 512), jnp.float32)}
-        >>> cost = sparsejax.explain(tx, shapes, ranks=16, gbit_per_s=25, latency_us=20)
+        >>> network = sparsejax.Network(gbit_per_s=25, latency_us=20)
+        >>> cost = sparsejax.explain(tx, shapes, ranks=16, network=network)
         >>> print(cost)
 
     See Also:
@@ -141,7 +138,7 @@ def explain(
         `sparsejax.summary`: the bytes of a run, as a table.
         `sparsejax.residuals`: what a run has not sent yet.
     """
-    network = network_of(network, gbit_per_s, latency_us)
+    check_network(network)
     hosts, inner = _hosts_and_inner(ranks)
     known = densities(density, hosts * inner)
     groups = reading.groups_of(tx, params, hosts, known, listed(ids))

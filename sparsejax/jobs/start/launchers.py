@@ -1,12 +1,14 @@
 """The job that Slurm or Open MPI 4 has started, as JAX finds it in their variables.
 
 `jax.distributed.initialize()` takes the coordinator and the numbers from there by itself.
-JAX has no public name for what it finds; this file alone reaches for it, and where another
-version of JAX has it elsewhere, nothing is found, and JAX goes on by itself.
+`jobs.distributed` reaches for how it finds them. Where another version of JAX has that
+elsewhere, nothing is found, and JAX goes on by itself.
 """
 
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from sparsejax.jobs import distributed
 
 
 # Of other kinds it asks services what it does not know.
@@ -32,10 +34,8 @@ def found() -> Launched | None:
     if os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):
         return None  # Process 0 listens elsewhere than where it is reached.
     try:
-        from jax._src.clusters import ClusterEnv
-
-        kinds: Any = ClusterEnv._cluster_types
         # The first one present is JAX's choice, too.
+        kinds = distributed.launchers()
         there = (kind for kind in kinds if not kind.opt_in_only_method)
         kind = next((kind for kind in there if kind.is_env_present()), None)
         if kind is None or kind.name not in _BY_VARIABLES:

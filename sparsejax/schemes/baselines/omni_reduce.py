@@ -20,13 +20,13 @@ from sparsejax import arguments
 from sparsejax.schemes import base
 from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
 from sparsejax.schemes.owners.pieces import SparseScheme
-from sparsejax.schemes.owners.plan import Message
 from sparsejax.schemes.owners.pulls import Gather
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.units import bits
 from sparsejax.units.dense import Dense
 from sparsejax.units.ownership import Contiguous
 from sparsejax.wire import ladder
+from sparsejax.wire.ladder import Message
 
 
 @dataclasses.dataclass(frozen=True)

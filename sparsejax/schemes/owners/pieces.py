@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from sparsejax.schemes import base
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.owners import row_pieces
-from sparsejax.schemes.owners.plan import Message
 from sparsejax.schemes.owners.pulls import Gather
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.units import bits
 from sparsejax.units.ownership import Contiguous
 from sparsejax.units.units import unit_bytes
+from sparsejax.wire.ladder import Message
 
 
 class SparseScheme(base.Scheme):

@@ -13,39 +13,11 @@ import jax.numpy as jnp
 
 from sparsejax.wire import collectives
 from sparsejax.wire.channels import Route
-from sparsejax.wire.ladder import Count, Ladder, ladder
+from sparsejax.wire.ladder import Count, Ladder, Message
 
 
 # Parts are as good as even if all slots are at most this multiple of all units.
 EVEN = 1.5
-
-
-@dataclasses.dataclass(frozen=True)
-class Message:
-    """How the entries of one way travel.
-
-    Attributes:
-        code: How indices travel: the name of a code, or "auto" for the cheapest at each
-            message size.
-        ratio: The ratio of successive message sizes.
-        capacity: Entries of the longest message, where it is known what to expect.
-    """
-
-    code: str = "auto"
-    ratio: float = 2.0
-    capacity: int | None = None
-
-    def ladder(
-        self,
-        width: int,
-        unit_bytes: int,
-        parts: int,
-        units: int | None = None,
-        **share: int,
-    ) -> Ladder:
-        """The message sizes for parts of `width` slots, of `units` units in all."""
-        how = self.code, self.ratio, self.capacity
-        return ladder(width, unit_bytes, parts, *how, units, **share)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,7 @@ from sparsejax.schemes import base
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.owners import counts
 from sparsejax.schemes.owners.counts import Counts
-from sparsejax.schemes.owners.plan import Message, OwnerPlan
+from sparsejax.schemes.owners.plan import OwnerPlan
 from sparsejax.schemes.owners.pulls import (
     Fallback,
     Owned,
@@ -54,6 +54,7 @@ from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units, unit_bytes, wide
 from sparsejax.wire import channels, index_codes, messages, ordered
 from sparsejax.wire.collectives import Wire
+from sparsejax.wire.ladder import Message
 
 
 # On GPUs the longest messages of a rank to its owners hold one unit in 32.

@@ -7,6 +7,8 @@ list goes through an all-reduce of integers: its reduce-scatter does what the pa
 balancing does, its all-gather what the allgatherv does.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -21,51 +23,68 @@ from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import Ladder
 
 
-def balance_and_allgatherv(
-    regions: Regions,
-    sizes: Ladder,
-    region: jax.Array,
-    words: jax.Array,
-    counts: jax.Array,
-    starts: jax.Array,
-    balance_at: float,
-    wire: Wire,
-) -> tuple[jax.Array, base.Stage]:
-    """Gathers what was selected of all regions (Algorithm 1, line 13).
+@dataclasses.dataclass(frozen=True)
+class LastHop:
+    """Balance and allgatherv for arrays of one shape: what is fixed when traced.
 
-    Args:
+    Attributes:
         regions: How elements are divided.
         sizes: The message sizes.
-        region: The sum of this rank's region.
-        words: The selection from it, packed.
-        counts: int32 [ranks], how many elements each rank selected, equal on all ranks.
-        starts: Of the regions.
         balance_at: From how many times the mean on the largest count is balanced.
         wire: The ranks.
-
-    Returns:
-        The selected elements [size], the same on all ranks, and what was sent.
     """
-    need = wire.same_elsewhere(jnp.max(counts))
-    # A function, because XLA would copy an array that is given to a branch.
-    zeros = lambda: jnp.zeros(regions.words * bits.WORD, region.dtype)
 
-    def directly():
+    regions: Regions
+    sizes: Ladder
+    balance_at: float
+    wire: Wire
+
+    def gathered(
+        self, region: jax.Array, words: jax.Array, counts: jax.Array, starts: jax.Array
+    ) -> tuple[jax.Array, base.Stage]:
+        """Gathers what was selected of all regions (Algorithm 1, line 13).
+
+        Args:
+            region: The sum of this rank's region.
+            words: The selection from it, packed.
+            counts: int32 [ranks], how many elements each rank selected, equal on all ranks.
+            starts: Of the regions.
+
+        Returns:
+            The selected elements [size], the same on all ranks, and what was sent.
+        """
+        regions, wire = self.regions, self.wire
+        need = wire.same_elsewhere(jnp.max(counts))
+        mean = jnp.sum(counts).astype(jnp.float32) / regions.ranks
+        fits = (need <= self.balance_at * mean) & (need <= self.sizes.top)
+        fits = wire.same_elsewhere(fits.astype(jnp.int32)) > 0
+        directly = lambda: self._directly(region, words, starts, need)
+        balanced = lambda: self._balanced(region, words, counts, starts)
+        total, stage = axes.cond(fits, directly, balanced)
+        return wire.assume_same(total[: regions.size]), wire.assume_same(stage)
+
+    def _zeros(self, dtype):
+        # A function, because XLA would copy an array that is given to a branch.
+        return jnp.zeros(self.regions.words * bits.WORD, dtype)
+
+    def _directly(self, region, words, starts, need):
+        """Each rank's selection to all, in messages as long as the longest."""
         total, sent = top_k.send_and_add(
-            sizes,
-            channels.pull(wire),
+            self.sizes,
+            channels.pull(self.wire),
             words[None],
             top_k.source_of(region[None]),
             starts * bits.WORD,
-            zeros(),
+            self._zeros(region.dtype),
             need,
         )
         return total, base.stage_of(sent)
 
-    def balanced():
+    def _balanced(self, region, words, counts, starts):
+        """One list, of which each rank writes a run, by an all-reduce."""
+        regions, me = self.regions, self.wire.rank
         lanes = lax.iota(jnp.int32, regions.most)
         places, _ = bits.listed(bits.rank_index(words, lanes=regions.most), regions.most)
-        me = wire.rank
         first = jnp.sum(jnp.where(jnp.arange(regions.ranks) < me, counts, 0))
         # An index of 0 marks a row that no rank has written.
         index = (starts[me] * bits.WORD + places + 1).astype(jnp.uint32)
@@ -73,16 +92,10 @@ def balance_and_allgatherv(
         rows = jnp.concatenate([index[:, None], values], axis=1)
         run = bits.apart(first + lanes, lanes < counts[me], regions.most)
         listed = jnp.zeros_like(rows).at[run].set(rows, mode="drop", unique_indices=True)
-        listed, sent = wire.psum(wire.per_rank(listed))
+        listed, sent = self.wire.psum(self.wire.per_rank(listed))
         values = bits.rows_of(listed[:, 1:], region.dtype, 1)[:, 0]
         index = listed[:, 0].astype(jnp.int32) - 1
-        total = zeros()
+        total = self._zeros(region.dtype)
         index = jnp.where(index >= 0, index, total.size)
         total = total.at[index].set(values, mode="drop")
         return total, base.stage(sent, sent, 2)
-
-    mean = jnp.sum(counts).astype(jnp.float32) / regions.ranks
-    fits = (need <= balance_at * mean) & (need <= sizes.top)
-    fits = wire.same_elsewhere(fits.astype(jnp.int32)) > 0
-    total, stage = axes.cond(fits, directly, balanced)
-    return wire.assume_same(total[: regions.size]), wire.assume_same(stage)

@@ -43,7 +43,7 @@ from sparsejax.errors import StateError
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, agreeing, fullest_part
 from sparsejax.schemes.top_k import base as top_k
-from sparsejax.schemes.top_k.last_hop import balance_and_allgatherv
+from sparsejax.schemes.top_k.last_hop import LastHop
 from sparsejax.schemes.top_k.regions import Regions, divide
 from sparsejax.schemes.top_k.threshold_reuse import ThresholdReuse, ThresholdRule
 from sparsejax.units import bits
@@ -203,9 +203,8 @@ class OkTopk(top_k.TopKScheme):
         )
         chosen, by_rank, threshold, counting = reuse.global_top_k(region, state.threshold)
         sizes = regions.gather_ladder(accumulated.dtype, self.code, self.balance_at)
-        total, pull = balance_and_allgatherv(
-            regions, sizes, region, chosen, by_rank, starts, self.balance_at, wire
-        )
+        last_hop = LastHop(regions, sizes, self.balance_at, wire)
+        total, pull = last_hop.gathered(region, chosen, by_rank, starts)
         sent = top_k.unpacked(words[None], accumulated.size)[0]
         left = top_k.residual(accumulated, jnp.where(sent, 0, accumulated), total)
         # Of many ranks there may be more than int32 can count.

@@ -22,11 +22,11 @@ from sparsejax.schemes import base
 from sparsejax.schemes.baselines.pulls import RecursiveDoubling, Spread
 from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
 from sparsejax.schemes.owners.pieces import SparseScheme
-from sparsejax.schemes.owners.plan import Message
 from sparsejax.schemes.owners.pulls import Gather, Pull, Whole
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.units.ownership import Ownership, StripedHash
 from sparsejax.wire import index_codes, ladder
+from sparsejax.wire.ladder import Message
 
 
 _PULLS = {

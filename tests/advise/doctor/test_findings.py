@@ -534,7 +534,7 @@ def test_the_command_ends_with_1_where_something_is_wrong_and_2_where_it_is_misu
         (["--gradient", "tests.advise.doctor.test_findings:summed"], "needs a model"),
         ([*line[1:], "tests.advise.doctor.test_findings:model"], "must name a pair"),
         (["--process", "0"], "--coordinator, --processes and --process together"),
-        (["--gbit-per-s", "1"], "latency_us is missing"),
+        (["--gbit-per-s", "1"], "--latency-us belong together"),
     ]:
         assert command.main(["doctor", *wrong]) == 2
         assert match in capsys.readouterr().err

@@ -212,7 +212,7 @@ def bytes_sent(n, sets):
     dense = wire.all_reduce_bytes(4 * SIZE, n)
     layout = StripedHash().over(SIZE, n)
     parts = np.asarray(layout.assign(jnp.arange(SIZE))[0])
-    steps = ladder.ladder(layout.width, 4, n)
+    steps = ladder.Message().ladder(layout.width, 4, n)
     push = max(np.bincount(parts[row], minlength=n).max() for row in sets)
     pull = np.bincount(parts[sets.any(0)], minlength=n).max()
     pushed = steps.sent(int(push), Route(n - 1))[0]
@@ -221,7 +221,7 @@ def bytes_sent(n, sets):
     balanced = min(pushed + min(pulled, whole), dense)
     if pushed + whole >= dense:
         balanced = dense
-    swap = ladder.ladder(-(-SIZE // bits.WORD) * bits.WORD, 4, 1)
+    swap = ladder.Message().ladder(-(-SIZE // bits.WORD) * bits.WORD, 4, 1)
     hops, held = [], sets
     while len(held) > 1:
         most = int(held.sum(1).max())
