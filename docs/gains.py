@@ -100,7 +100,7 @@ def chart(root, docs):
 share one machine ({" or ".join(machines)}), so their work adds up. The first three rows
 have the losses of dense gradients; PyTorch's `SparseAdam` is another optimizer. Local steps
 change the training: in rounds of {every} steps the held-out loss after the same number of
-tokens was {" and ".join(f"{x:.1%}" for x in worse)} higher, on {len(worse)} seeds. JAX
+tokens was {min(worse):.1%} to {max(worse):.1%} higher, on {len(worse)} seeds. JAX
 {jax}, {dates[0]} to {dates[-1]}; results and commands: {", ".join(links)}."""
     picture = f"![{shown.says}]({docs}pictures/charts/{shown.name}.svg)"
     return f"{picture}\n\n*{' '.join(caption.split())}*"

@@ -39,8 +39,8 @@ DiLoCo {listed([f"{x:.1%}" for x in diloco])} on {len(diloco)}. Turns of one sid
 as much as {widest.low:.2f} to {widest.high:.2f}: the hosts share two cores, and an exchange
 takes processor time from the steps."""
     conditions = f"""Left: a decoder, {row["steps"]} steps on eight simulated ranks in
-rounds of {row["every"]}; a dashed line is a further seed. Right: rounds of {many["every"]}
-steps, medians of turns with the least and the largest."""
+rounds of {row["every"]}, the mean of all seeds. Right: rounds of {many["every"]} steps,
+medians of turns with the least and the largest."""
     tables = ["The loss of local steps", "Local steps on a limited network"]
     return "Local steps", text, chart, conditions, tables
 
@@ -64,8 +64,8 @@ def local_clock():
 **Limits.** Losses are of simulated ranks, and seconds of a step were measured on hosts that
 share two cores, so a step takes as long as the work of all hosts does. With faster
 processors the network counts for more."""
-    conditions = """Mean losses of all seeds over steps times the seconds of a step, in
-rounds of 5 steps."""
+    conditions = f"""Mean losses of all seeds over steps times the seconds of a step, in
+rounds of {charts.COMPARED["every"]} steps."""
     tables = ["The loss of local steps", "Local steps on a limited network"]
     return "Local steps over the clock", text, chart, conditions, tables
 
