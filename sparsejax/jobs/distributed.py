@@ -6,7 +6,7 @@ version of JAX that has moved one fails there alone.
 
 from typing import Any
 
-from jax._src import clusters, distributed
+from jax._src import distributed
 
 
 def state() -> Any:
@@ -16,4 +16,5 @@ def state() -> Any:
 
 def launchers() -> Any:
     """Returns the kinds of launchers that JAX knows, in the order of its choice."""
-    return clusters.ClusterEnv._cluster_types
+    module: Any = distributed  # It imports `clusters`, and does not export it.
+    return module.clusters.ClusterEnv._cluster_types

@@ -318,6 +318,14 @@ def test_a_job_is_found_as_jax_finds_it(monkeypatch, variables, job):
             coordinator.check_coordinator(timeout=0.1)
 
 
+def test_no_job_is_found_where_jax_keeps_launchers_elsewhere(monkeypatch):
+    for name, value in OPEN_MPI_4.items():
+        monkeypatch.setenv(name, value)
+    assert launchers.found() is not None
+    monkeypatch.delattr(distributed, "clusters")
+    assert launchers.found() is None
+
+
 def test_a_job_is_named_whole_or_not_at_all():
     with pytest.raises(errors.ArgumentError, match="the address, processes and process of"):
         coordinator.check_coordinator("node:4", 2)
