@@ -9,6 +9,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.harness import results
+from benchmarks.harness.results import a_step as a_step, seconds as seconds
 
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -27,10 +28,6 @@ class Results(results.Results):
     def source(self):
         """Where the figures are, on which machine and by which command they were made."""
         return f"*From `benchmarks/results/{self.name}`: {self.measured()}.*"
-
-
-def seconds(row):
-    return statistics.median(row["seconds"])
 
 
 def times(number):

@@ -136,11 +136,6 @@ def spread(at: float | str, values: Iterable[float]) -> Point:
     return Point(at, statistics.median(values), min(values), max(values))
 
 
-def seconds(row: dict) -> float:
-    """The median time of a row."""
-    return statistics.median(row["seconds"])
-
-
 def mbit(rate: str) -> int:
     """Mbit/s of a rate as records name it: "250mbit", "1gbit"."""
     if rate.endswith("gbit"):

@@ -1,6 +1,6 @@
 """Charts of programs: the time to compile them, and kernels and steps of a GPU."""
 
-from benchmarks.charts.chart import Chart, Panel, seconds, series
+from benchmarks.charts.chart import Chart, Panel, series
 from benchmarks.gpu.steps import counted_with
 from benchmarks.harness import results
 
@@ -15,7 +15,7 @@ def kernels() -> Chart:
     for size in (214_000_000, 1 << 24):
         rows = [row for row in found.where(size=size, density=0.01) if "side" in row]
         operations = dict.fromkeys(row["part"] for row in rows)
-        time = {(row["part"], row["side"]): seconds(row) for row in rows}
+        time = {(row["part"], row["side"]): results.seconds(row) for row in rows}
         shown = [
             series(
                 label,
@@ -45,7 +45,7 @@ def gpu_steps() -> Chart:
         count = counts.one(load=row["load"], scheme=row["scheme"], kernels=by)
         name = row["kernels"].replace("reference", "XLA").replace("triton", "Triton")
         at = f"{row['load']}: {row['scheme']}, {name}"
-        clock.append((at, 1e3 * seconds(row)))
+        clock.append((at, 1e3 * results.seconds(row)))
         busy.append((at, 1e3 * found.one(part="profile", **key)["busy"]))
         counted.append((at, 1e3 * count["device"]))
     shown = (

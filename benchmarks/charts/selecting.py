@@ -75,6 +75,7 @@ def _losses(rows):
 
 
 LOCAL = {
+    "alone": "no exchange",
     "data_parallel": "data parallel",
     "dgc": "DGC",
     "average": "local AdamW, averaged",

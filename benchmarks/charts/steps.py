@@ -2,7 +2,7 @@
 
 import statistics
 
-from benchmarks.charts.chart import Chart, Panel, mbit, named, seconds, series, spread
+from benchmarks.charts.chart import Chart, Panel, mbit, named, series, spread
 from benchmarks.harness import results
 
 
@@ -43,7 +43,7 @@ def gains() -> Chart:
         theirs.append((at, _gain(examples, "PyTorch, sparse", **of)))
     of = {"hosts": 16, "rate": "100mbit", "every": 30}
     pace = {
-        side: a_step(rounds.one(**of, scheme=side))
+        side: results.a_step(rounds.one(**of, scheme=side))
         for side in ("sparse_loco", "data_parallel")
     }
     at = f"dense gradients, local steps:\ndecoder, {of['hosts']} hosts, {named(of['rate'])}"
@@ -61,11 +61,6 @@ def gains() -> Chart:
     )
 
 
-def a_step(row: dict) -> float:
-    """Seconds of one step of a row of local steps."""
-    return seconds(row) / row["steps"]
-
-
 def examples() -> Chart:
     """The examples' steps and bytes, by side."""
     found = _examples()
@@ -76,7 +71,7 @@ def examples() -> Chart:
             continue
         at = f"{row['example']}: {SIDES[row['scheme']]}"
         dense = found.one(**of, scheme="dense")
-        by_time[row["hosts"]].append((at, seconds(dense) / seconds(row)))
+        by_time[row["hosts"]].append((at, results.seconds(dense) / results.seconds(row)))
         by_bytes[row["hosts"]].append((at, dense["sent"] / row["sent"]))
     shown = lambda by: tuple(
         series(f"{hosts} hosts", points) for hosts, points in by.items()
@@ -213,4 +208,6 @@ def _examples():
 
 
 def _gain(found, side, **of):
-    return seconds(found.one(**of, scheme="dense")) / seconds(found.one(**of, scheme=side))
+    return results.seconds(found.one(**of, scheme="dense")) / results.seconds(
+        found.one(**of, scheme=side)
+    )

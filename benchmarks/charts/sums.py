@@ -2,7 +2,7 @@
 
 import math
 
-from benchmarks.charts.chart import Chart, Panel, mbit, named, seconds, series
+from benchmarks.charts.chart import Chart, Panel, mbit, named, series
 from benchmarks.harness import results
 
 
@@ -120,7 +120,7 @@ def no_zeros() -> Chart:
         for hosts in (1, 2, 16):
             of = {"workload": load, "hosts": hosts}
             dense, ours = (
-                seconds(found.one(**of, scheme=side)) for side in ("psum", "zen")
+                results.seconds(found.one(**of, scheme=side)) for side in ("psum", "zen")
             )
             points.append((_hosts(hosts), ours / dense))
         shown.append(series(label, points))
@@ -136,4 +136,6 @@ def _hosts(number):
 
 
 def _gain(found, side, **of):
-    return seconds(found.one(**of, scheme="psum")) / seconds(found.one(**of, scheme=side))
+    return results.seconds(found.one(**of, scheme="psum")) / results.seconds(
+        found.one(**of, scheme=side)
+    )

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import statistics
 from typing import Any
 
 
@@ -53,6 +54,16 @@ class Results:
 def _machine(run):
     beside = f" with {run['device']}" if "device" in run else ""
     return f"{run['cores']} cores of {run['processor']}{beside}"
+
+
+def seconds(row: dict) -> float:
+    """The median time of a row."""
+    return statistics.median(row["seconds"])
+
+
+def a_step(row: dict) -> float:
+    """Seconds of one step of a row whose times are those of several steps."""
+    return seconds(row) / row["steps"]
 
 
 def read(name: str) -> Results:

@@ -37,7 +37,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
-from benchmarks.harness import figure, settings, sides, table
+from benchmarks.harness import figure, results, settings, sides, table
 from benchmarks.harness.record import Recorder, say
 from benchmarks.harness.settings import option
 from benchmarks.harness.table import Column
@@ -252,10 +252,6 @@ def _complaint(row):
     return ", ".join(complaints)
 
 
-def _step(row):
-    return statistics.median(row["seconds"]) / row["steps"]
-
-
 def _line(row):
     """The row's line of the CSV file."""
     return {
@@ -263,8 +259,8 @@ def _line(row):
         "hosts": row["hosts"],
         "rate": row["rate"],
         "every": row["every"],
-        "seconds_a_step": _step(row),
-        "tokens_a_second": row["tokens"] / _step(row),
+        "seconds_a_step": results.a_step(row),
+        "tokens_a_second": row["tokens"] / results.a_step(row),
         "of_alone": _share(row),
         "bytes_a_step": None if row["sent"] is None else row["sent"] / row["steps"],
         "counted": row["wire"] / row["steps"],
@@ -277,8 +273,8 @@ def _range(row):
 
 COLUMNS = [
     Column("side", "scheme"),
-    Column("ms a step", _step, ".0f", 1e3),
-    Column("tokens/s", lambda row: row["tokens"] / _step(row), ",.0f"),
+    Column("ms a step", results.a_step, ".0f", 1e3),
+    Column("tokens/s", lambda row: row["tokens"] / results.a_step(row), ",.0f"),
     Column("of alone", _share, ".2f"),
     Column("", _range),
     Column("KB a step", lambda row: (row["sent"] or 0) / row["steps"], ",.1f", 1e-3),

@@ -87,13 +87,8 @@ def run(
     record: Recorder, settings: Settings, side: str, seed: int, rate: float | None
 ) -> dict:
     """The row of a training run, which is not repeated if the file has it."""
-    key = {
-        "side": side,
-        "ranks": settings.ranks,
-        "every": settings.every,
-        "steps": settings.steps,
-    }
-    key |= {"seed": seed, "rate": rate}
+    about = {"ranks": settings.ranks, "every": settings.every, "steps": settings.steps}
+    key = {"side": side, **about, "seed": seed, "rate": rate}
     for row in record.all_rows():
         if key.items() <= row.items():
             return row

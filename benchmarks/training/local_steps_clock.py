@@ -7,13 +7,13 @@ have run: the mean loss of all seeds, over steps times seconds of a step.
 """
 
 import itertools
-import statistics
 from collections.abc import Iterator
 
 import numpy as np
 
 from benchmarks.harness import figure, results
 from benchmarks.harness.record import path_of
+from benchmarks.testbed.network import bits_per_second
 
 
 NAME = "local-steps-clock"
@@ -45,17 +45,23 @@ def lines(trained: list[dict], paced: list[dict]) -> Iterator[dict]:
             runs.setdefault(key, []).append(row)
     for (side, hosts, every, steps), own in runs.items():
         losses = np.mean([row["losses"] for row in own], axis=0)
-        a_step = own[0]["tokens"][-1] / steps
+        evaluated = list(zip(own[0]["tokens"], losses, strict=True))
+        tokens_a_step = own[0]["tokens"][-1] / steps
         for row in paced:
             is_timed = row["scheme"] == TIMED.get(side)
             if not is_timed or (row["hosts"], row["every"]) != (hosts, every):
                 continue
-            seconds = statistics.median(row["seconds"]) / row["steps"]
-            for tokens, loss in zip(own[0]["tokens"], losses, strict=True):
+            pace = results.a_step(row) / tokens_a_step
+            for tokens, loss in evaluated:
                 yield {
-                    **{"side": side, "hosts": hosts, "rate": row["rate"], "every": every},
-                    **{"seeds": len(own), "tokens": tokens},
-                    **{"seconds": tokens / a_step * seconds, "loss": float(loss)},
+                    "side": side,
+                    "hosts": hosts,
+                    "rate": row["rate"],
+                    "every": every,
+                    "seeds": len(own),
+                    "tokens": tokens,
+                    "seconds": tokens * pace,
+                    "loss": float(loss),
                 }
 
 
@@ -67,18 +73,15 @@ def save(trained: list[dict]) -> None:
     if not found:
         return
     hosts = sorted({line["hosts"] for line in found})
-    rates = sorted({line["rate"] for line in found}, key=lambda x: int(x.rstrip("mbit")))
+    rates = sorted({line["rate"] for line in found}, key=bits_per_second)
     made, axes = figure.panels(len(hosts), len(rates), size=(4, 3), sharey=True)
-    for (row, count), (column, rate) in itertools.product(
-        enumerate(hosts), enumerate(rates)
-    ):
-        of_cell = [x for x in found if (x["hosts"], x["rate"]) == (count, rate)]
+    for axis, (count, rate) in zip(axes.flat, itertools.product(hosts, rates), strict=True):
         for side in TIMED:
-            own = [line for line in of_cell if line["side"] == side]
-            if own:
+            at = {"side": side, "hosts": count, "rate": rate}
+            if own := [line for line in found if at.items() <= line.items()]:
                 seconds, losses = ([x[key] for x in own] for key in ("seconds", "loss"))
-                axes[row, column].plot(seconds, losses, label=side)
-        axes[row, column].set(title=f"{count} hosts, {rate}", xscale="log")
+                axis.plot(seconds, losses, label=side)
+        axis.set(title=f"{count} hosts, {rate}", xscale="log")
     for axis in axes[-1]:
         axis.set(xlabel="seconds")
     for axis in axes[:, 0]:

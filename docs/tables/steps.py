@@ -5,9 +5,10 @@ Each section is a function that returns a title, what it says, a table, and its 
 
 import statistics
 
-from recorded import Results, digits, seconds, table, times
+from recorded import Results, a_step, digits, seconds, table, times
 
 from benchmarks.charts.chart import named
+from benchmarks.charts.selecting import LOCAL
 
 
 SIDES = {
@@ -156,23 +157,6 @@ nothing is sent while something is computed."""
     return "EmbRace", text, table([*head, "tables, MB"], rows, 3), results
 
 
-ROUNDS = {
-    "alone": "no exchange",
-    "data_parallel": "data parallel",
-    "diloco": "DiLoCo",
-    "delayed": "DiLoCo, delayed in one program",
-    "overlap": "DiLoCo, delayed, beside the steps",
-    "average": "local AdamW, averaged",
-    "streaming": "Streaming DiLoCo",
-    "demo": "DeMo",
-    "dgc": "DGC",
-    "sparse_loco": "SparseLoCo",
-    "wide": "SparseLoCo, 256 of 4,096",
-    "bins": "SparseLoCo, two bits of its authors",
-    "ranks": "SparseLoCo, divided by all ranks",
-}
-
-
 def local_steps():
     results = Results("local-steps-network-jax0.10.2")
     rows = []
@@ -180,8 +164,8 @@ def local_steps():
         shares = row["of_alone"]
         rows.append(
             [
-                *(row["hosts"], named(row["rate"]), row["every"], ROUNDS[row["scheme"]]),
-                f"{1e3 * seconds(row) / row['steps']:,.0f}",
+                *(row["hosts"], named(row["rate"]), row["every"], LOCAL[row["scheme"]]),
+                f"{1e3 * a_step(row):,.0f}",
                 f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})",
                 f"{row['sent'] / row['steps'] / 1e3:,.1f}",
             ]
@@ -203,7 +187,7 @@ def local_losses():
         own = results.where(side="data_parallel", **of)
         rows.append(
             [
-                *(ROUNDS[row["side"]], row["ranks"], row["steps"], row["seed"]),
+                *(LOCAL[row["side"]], row["ranks"], row["steps"], row["seed"]),
                 row["rate"] or "",
                 f"{row['loss']:.3f}",
                 f"{row['loss'] / own[0]['loss']:.3f}" if own else "",
