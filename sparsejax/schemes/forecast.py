@@ -181,15 +181,13 @@ class Load:
 
     def part(self, inner: int) -> "Load":
         """The load that one of `inner` ranks of a host sums with other hosts."""
-        outer = self.ranks // inner
+        outer, units = self.ranks // inner, -(-self.units // inner)
         counts = tuple(self.count(k * inner) / inner for k in merged(outer))
-        return Load(outer, -(-self.units // inner), self.numbers, self.dtype, counts)
-
-    def across(self, inner: int) -> "Load":
-        """The load that a rank adds up with those of the same place in other hosts."""
-        outer = self.ranks // inner
-        counts = tuple(self.count(k) for k in merged(outer))
-        return dataclasses.replace(self, ranks=outer, counts=counts)
+        part = Load(outer, units, self.numbers, self.dtype, counts)
+        if not self.listed:
+            return part
+        room = owned_of(room_of(self.room or 0, inner, units), inner, units)
+        return dataclasses.replace(part, room=room, listed=True)
 
 
 def merged(ranks: int) -> tuple[int, ...]:
@@ -230,3 +228,15 @@ def fullest_part(count: float, parts: int, width: int, sets: int = 1) -> int:
     mean = count / parts
     most = mean + above_mean(parts * sets) * math.sqrt(mean)
     return min(math.ceil(min(most, count)), width)
+
+
+def room_of(capacity: int, ranks: int, width: int) -> int:
+    """Rows in a message to one owner of a list: the mean, and six standard deviations."""
+    mean = capacity / ranks
+    room = math.ceil(mean + 6 * math.sqrt(mean) + 8)
+    return min(room, capacity, width)
+
+
+def owned_of(room: int, ranks: int, width: int) -> int:
+    """Rows that an owner has room for: all that fit into its messages."""
+    return min(ranks * room, width)

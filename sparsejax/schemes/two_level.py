@@ -15,7 +15,8 @@ A host's sum is taken in float32 or wider and crosses in x's dtype, or a narrowe
 must fit that dtype, where a flat scheme asks it only of the numbers and of the total.
 
 `Traffic` reports the outer axis, where bytes are dear, and the bytes sent inside
-separately.
+separately. It is that of this rank's part: who keeps it agrees on the largest of a host's,
+once a step.
 """
 
 import dataclasses
@@ -28,6 +29,7 @@ from jax import lax
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.schemes import base
+from sparsejax.schemes.owners.host_rows import HostRows
 from sparsejax.units.dense import Dense
 from sparsejax.units.ownership import StripedHash
 
@@ -42,8 +44,8 @@ class TwoLevel(base.Scheme):
     """Sums densely over the inner of two mesh axes, and by a scheme over the outer one.
 
     For hosts with fast links inside. Each device of a host sums an equal part of the array,
-    and exchanges that part with other hosts by the scheme. The axis name is a pair (outer,
-    inner).
+    or of the rows that its devices list, and exchanges that part with other hosts by the
+    scheme. The axis name is a pair (outer, inner).
 
     Attributes:
         across: The scheme over the outer axis.
@@ -103,29 +105,17 @@ class TwoLevel(base.Scheme):
         if left is not None:
             back = jnp.zeros((x.shape[0], *left.shape[1:]), left.dtype)
             left = back.at[units[inner.rank]].set(left, mode="drop")
-        traffic = outer.agree(done.traffic)
-        traffic = traffic._replace(inside=jnp.float32(scattered + spread))
+        traffic = done.traffic._replace(inside=jnp.float32(scattered + spread))
         return base.Reduced(total, left, done.state, traffic)
 
     def rows(self, tables, wire):
-        """Listed rows across first, and then inside.
-
-        Each rank adds up its list with those of the same place in other hosts; then the
-        ranks of a host add up the sums, by the same scheme. So every link to the network
-        carries its own rank's rows, and nothing is of the order of the table. A row that
-        several ranks of a host list crosses for each of them.
-        """
+        """Listed rows as arrays: added up inside, then across; see `owners.host_rows`."""
         outer, inner = (wire.along(axis) for axis in two_axes(wire.axis))
-        across = self.across.rows(tables, outer)
-        if across is None or inner.ranks == 1:
-            return across
-        inside = self.across.rows(across.totals, inner)
-        if inside is None:
-            return None
-        traffic = outer.agree(across.traffic)._replace(
-            density_after=inside.traffic.density_after, inside=inside.traffic.wire
-        )
-        return base.SummedRows(inside.totals, traffic)
+        if inner.ranks == 1:
+            return self.across.rows(tables, outer)
+        # Inside, rows travel in their own dtype.
+        inner = dataclasses.replace(inner, dtype=None)
+        return HostRows(self.across, _INSIDE, wire, outer, inner)(tables)
 
     def scatter(self, x, count, wire):
         """A piece is needed on one device: as across, over both axes as one."""
@@ -138,8 +128,7 @@ class TwoLevel(base.Scheme):
         """Reckons what one rank sends to other hosts.
 
         Args:
-            load: Its part of a host's sum (`Load.part`), or its own list of rows
-                (`Load.across`).
+            load: Its part of a host's sum: `Load.part`.
         """
         return self.across.forecast(load)
 

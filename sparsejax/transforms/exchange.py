@@ -171,7 +171,7 @@ class Exchange:
                 raise
             return None
         wire = Wire(axis_name)
-        self.assignment.check_ranks(self._hosts(wire))
+        self.assignment.check_ranks(self._across(wire).ranks)
         return wire
 
     def _first_state(self, bucket, like, wire):
@@ -183,9 +183,9 @@ class Exchange:
             axes.resolve_for_state(self.axis_name, self.name, why)
             raise
 
-    def _hosts(self, wire):
+    def _across(self, wire):
         """The ranks of the outer axis, where a pair of axes is two levels; else all."""
-        return wire.along(wire.axis[0]).ranks if self.two_level else wire.ranks
+        return wire.along(wire.axis[0]) if self.two_level else wire
 
     def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
         """The gradient of a part that each rank has whole; see `Lossy.of_shard`."""
@@ -203,7 +203,7 @@ class Exchange:
         """Raises where gradients are summed already, or the state is of other leaves."""
         wire = dataclasses.replace(wire, deterministic=self.deterministic)
         ordered.check(wire, paths, leaves, self.name)
-        self.assignment.check_ranks(self._hosts(wire))
+        self.assignment.check_ranks(self._across(wire).ranks)
         buckets = self._buckets(paths, leaves)
         checks.check_leaves(paths, leaves, buckets, wire.axis)
         check_kind(state, ExchangeState, self.name)
@@ -262,27 +262,27 @@ class Exchange:
         if ids:
             check_ids(buckets, ids, masked)
             ids = None if moving else ids
-        sent: dict[int, Any] = {}
-        left: dict[int, Any] = {}
-        schemes: dict[str, Any] = {}
-        traffic: dict[str, jax.Array] = {}
+        sent, left, schemes, traffic, exchanged = {}, {}, {}, {}, []
         shared = [None if dense else joint.is_shared(leaf) for leaf in accumulated]
         of_rows = self.assignment.of_rows(paths, typed)
         chosen = dataclasses.replace(wire, deterministic=self.deterministic)
         given = _Given(accumulated, likes, ids, chosen, dense, of_rows, entered)
-        exchanged = []
-        for joined in joint.together(buckets, accumulated, shared):
+        groups = list(joint.together(buckets, accumulated, shared))
+        for joined in groups:
             befores = [state.schemes[bucket.name] for bucket in joined]
             bucket = joint.as_one(joined, accumulated)
             totals, rest, after, counts = self._exchange(bucket, befores[0], given)
             names = [bucket.name for bucket in joined]
-            kept = joint.kept(after, befores)
-            schemes |= dict(zip(names, kept, strict=True))
-            parts = joint.shared_out(counts, joined, accumulated)
-            traffic |= {n: part.as_one() for n, part in zip(names, parts, strict=True)}
+            schemes |= dict(zip(names, joint.kept(after, befores), strict=True))
             exchanged.append(counts)
             sent |= totals
             left |= rest
+        # One collective a step where they differ: by shard, or by part of a host's sum.
+        exchanged = self._across(wire).agree(exchanged)
+        for joined, counts in zip(groups, exchanged, strict=True):
+            parts = joint.shared_out(counts, joined, accumulated)
+            for bucket, part in zip(joined, parts, strict=True):
+                traffic[bucket.name] = part.as_one()
         lossy = {i for bucket in buckets if bucket.is_lossy for i in bucket.leaves}
         places = range(len(accumulated))
         summed = [sent[i] for i in places]
@@ -335,7 +335,7 @@ class Exchange:
                 dense_bytes = wire.dense_bytes(units.size, dtype)
                 counts = counts._replace(dense=jnp.float32(dense_bytes))
             states.append(reduced.state)
-            traffic.append(wire.agree(counts))
+            traffic.append(counts)
         for i, at in cut:
             sent[i] = pieces.piece_of(sent[i], at, wire.ranks, wire.rank)
         if entered is not None:
@@ -355,14 +355,14 @@ class Exchange:
         for totals, counts in pieces.summed(bucket, given.leaves, scatter, wire, scheme):
             means = jax.tree.map(wire.mean_of, totals) if self.mean else totals
             sent |= {i: x.astype(given.likes[i].dtype) for i, x in means.items()}
-            traffic.append(wire.agree(counts))
+            traffic.append(counts)
         return sent, traffic
 
     def _sums_of_rows(self, bucket, given):
         """The sums of leaves that are rows, where lists of rows are sent; their traffic."""
         sent, traffic = {}, []
         leaves, wire = given.leaves, given.wire
-        inner = wire.ranks // self._hosts(wire)
+        inner = wire.ranks // self._across(wire).ranks
         listed = tables.listed(bucket, leaves, given.of_rows, wire.ranks, inner)
         for places, add_up in pieces.of_rows(listed, given.entered):
             summed = add_up([wire.per_rank(leaves[i]) for i in places], wire)
@@ -372,7 +372,7 @@ class Exchange:
                 rows = wire.mean_of(total.rows) if self.mean else total.rows
                 rows = rows.astype(leaves[i].dtype)
                 sent[i] = RowGrads.marked(total.ids, rows, total.shape)
-            traffic.append(wire.agree(summed.traffic))
+            traffic.append(summed.traffic)
         return sent, traffic
 
 

@@ -49,9 +49,7 @@ def is_ordered(wire: Wire, over: frozenset[str]) -> bool:
         over: The mesh axes over which what they send varies.
     """
     if copies(wire, over):
-        # Where `check` has not refused it, as inside of two levels: sums of rows over hosts
-        # are on each host, which adds up those of its ranks.
-        return True
+        return True  # `check` refuses to leave it out
     if wire.deterministic is None:
         return wire.ranks <= MOST_SENDERS
     return wire.deterministic

@@ -17,7 +17,7 @@ import numpy as np
 from pallas_kernels import striping
 from pallas_kernels.reference import FLAGS_AT_MOST
 from sparsejax.schemes.base import Traffic
-from sparsejax.schemes.owners.rows import room_of
+from sparsejax.schemes.forecast import room_of
 from sparsejax.wire.index_codes import CODES
 from tests import helpers
 from tests.fuzz.data import owner_of

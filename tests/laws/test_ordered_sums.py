@@ -264,24 +264,6 @@ def test_what_another_axis_shards_has_no_copies():
     assert is_ordered(False, {"data"})
 
 
-def test_rows_of_two_levels_are_added_in_order_inside():
-    """Each host adds up the sums over hosts, which are copies."""
-    tx = sparsejax.zen_sync(
-        ("hosts", "devices"), rules={"": "row", "w": "sparse"}, deterministic=False
-    )
-
-    def step(ids, rows):
-        own = {"w": RowGrads(ids[0], rows[0], (HEIGHT, WIDTH))}
-        return tx.update(own, tx.init({"w": jnp.zeros((HEIGHT, WIDTH))}))[0]
-
-    ids = jax.ShapeDtypeStruct((8, COUNT), jnp.int32)
-    rows = jax.ShapeDtypeStruct((8, COUNT, WIDTH), jnp.float32)
-    mesh, specs = helpers.grid(hosts=2, devices=4), P(("hosts", "devices"))
-    found = lowered(step, ids, rows, mesh=mesh, specs=specs)
-    assert all(found)
-    assert len(found) > 1
-
-
 @functools.cache
 def adding(deterministic, check_vma=True):
     add = functools.partial(

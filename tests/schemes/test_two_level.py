@@ -128,6 +128,24 @@ def test_a_pair_of_axes_is_two_levels_in_sync(options, levels, room):
     assert (metrics["sync/embedding/inside_bytes"] > 0) == (levels == 2)
 
 
+def test_ranks_of_a_host_agree_on_what_was_sent_once_a_step():
+    """Their parts differ, and what a state has of them is the largest."""
+    tx = sparsejax.zen_sync(("hosts", "chips"), rules={"": "row"})
+    params = {name: jnp.zeros((SIZE // 8, 16)) for name in ("one", "two")}
+    params["two"] = params["two"].astype(jnp.bfloat16)
+
+    def step(grads):
+        return tx.update(jax.tree.map(lambda g: g[0], grads), tx.init(params))[1]
+
+    by_rank = P(("hosts", "chips"))
+    mapped = helpers.shard_map(step, mesh=mesh(), in_specs=(by_rank,), out_specs=P())
+    zeros = lambda x: np.zeros((OUTER * INNER, *x.shape), x.dtype)
+    program = jax.make_jaxpr(mapped)(jax.tree.map(zeros, params))
+    numbers = 13 * len(params)
+    agreed = helpers.Collective("pmax", 4 * numbers)
+    assert helpers.collectives(program).count(agreed) == 1
+
+
 def test_tables_by_rank_are_made_for_the_outer_axis():
     """A scheme with tables learns from `sparsejax.init` how many hosts there are."""
     params = {"embedding": jnp.zeros((SIZE // 8, 16))}

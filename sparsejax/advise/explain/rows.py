@@ -126,14 +126,11 @@ class SchemeTimes:
     def across(self, group: Group, load: Load | None = None) -> Load:
         """The load that a rank adds up with other hosts, of a group or of one like it."""
         load = group.load if load is None else load
-        if self.inner == 1:
-            return load
-        return load.across(self.inner) if group.ids else load.part(self.inner)
+        return load if self.inner == 1 else load.part(self.inner)
 
     def dense(self, group: Group) -> Forecast:
         """The forecast of a dense sum of a group with other hosts."""
-        load = group.load.part(self.inner) if self.inner > 1 else group.load
-        return load.all_reduce(getattr(group.scheme, "wire_dtype", None))
+        return self.across(group).all_reduce(getattr(group.scheme, "wire_dtype", None))
 
     def seconds(self, forecast: Forecast) -> float:
         """Seconds of a forecast on the network."""
@@ -285,7 +282,7 @@ def _taken(scheme: Scheme, load: Load, group: Group) -> tuple[str, ...]:
     if ranks == 1:
         return ()
     if group.ids and isinstance(across, schemes.Zen):
-        return (_named(across.for_rows(ranks, group.ids, load.units)),)
+        return (_named(across.for_rows(ranks, load.room or 0, load.units)),)
     if isinstance(across, schemes.Zen):
         return tuple(kind.__name__ for kind in across.candidates(ranks))
     return (_named(across),)

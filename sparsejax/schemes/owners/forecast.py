@@ -3,9 +3,9 @@
 import jax
 
 from sparsejax.schemes import row_lists
-from sparsejax.schemes.forecast import Forecast, Load, agreeing
+from sparsejax.schemes.forecast import Forecast, Load, agreeing, owned_of, room_of
 from sparsejax.schemes.owners.push_pull import PushPull
-from sparsejax.schemes.owners.rows import bytes_to_all, owned_of, room_of
+from sparsejax.schemes.owners.rows import bytes_to_all
 from sparsejax.units.ownership import Ownership
 from sparsejax.units.ownership.memory import PartMemory
 from sparsejax.wire.channels import Route

@@ -7,19 +7,13 @@ On the wire, with n ranks and room for K rows on each:
     agree   one pmax: the rows of the owner that has most
     pull    all_gather of slots and sums, from each rank to all
 
-The push is that of `row_push`. Each row is added up in one place and copied from there, so
-all ranks hold the same bits.
-
-Several tables are one exchange: an owner's slots are those that it has of the first table,
-then of the second, and so on. So what it holds of a table is one run of its list, and is
-cut out where it arrives.
+The push is that of `row_parts`. Each row is added up in one place and copied from there, so
+all ranks hold the same bits. Several tables are one exchange.
 
 Messages have one of a few sizes (`row_lists`), and take the smallest that the fullest part
-fits. A hash fills parts evenly (Zen, Theorem 2), so there is room for the mean and six
-standard deviations, in a message and for each table in it; lists that are fuller, as of ids
-that somebody made to collide, go to all ranks instead, as they are, and each adds them up
-in the order of the ranks. No row is left out, and no array of the table's size is made on
-either way.
+fits. Lists that do not fit their parts go to all ranks instead, as they are, and each adds
+them up in the order of the ranks. No row is left out, and no array of the table's size is
+made on either way.
 
 On GPUs what all ranks send is received in runs (`row_lists`): of the sums of one table some
 rows at a time, of lists that go to all ranks some numbers of every row. The sums of several
@@ -28,7 +22,6 @@ tables come as one list, from which each is cut.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 
 import jax
@@ -40,13 +33,11 @@ from sparsejax import axes
 from sparsejax.axes import as_varying, axis_names, varying_axes
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.owners.counts import imbalance
-from sparsejax.schemes.owners.row_push import RowPush, RowsByOwner
-from sparsejax.schemes.row_lists import Lists
-from sparsejax.units.indices import check_numbered, in_range
+from sparsejax.schemes.owners.row_parts import OwnedTable, RowParts
 from sparsejax.units.merging import union
-from sparsejax.units.ownership import Layout, Ownership, StripedHash
+from sparsejax.units.ownership import Ownership, StripedHash
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.stacked import apart, stacked, starts_of
+from sparsejax.units.stacked import apart
 from sparsejax.units.units import wide
 from sparsejax.wire import channels
 from sparsejax.wire.collectives import Wire
@@ -69,70 +60,7 @@ def add_up(
     if row_lists.is_trivial(tables, wire):
         return row_lists.of_one_rank(tables, wire)
     row_lists.check_listed(sum(table.capacity for table in tables), wire)
-    each = [
-        _OwnedTable(table, ownership.over(table.shape[0], wire.ranks)) for table in tables
-    ]
-    exchange = _RowExchange(tuple(each), wire)
-    check_numbered(
-        f"tables of {[table.shape[0] for table in tables]} rows", exchange.nowhere
-    )
-    return exchange()
-
-
-@dataclasses.dataclass(frozen=True)
-class _OwnedTable:
-    """One table: its rows on this rank, and who owns which."""
-
-    grads: RowGrads
-    layout: Layout
-
-    @property
-    def room(self) -> int:
-        """Rows of it in a message, at most."""
-        return room_of(self.grads.capacity, self.layout.ranks, self.layout.width)
-
-    @property
-    def owned(self) -> int:
-        """Rows of it that an owner has room for: all that fit into its messages."""
-        return owned_of(self.room, self.layout.ranks, self.layout.width)
-
-    @property
-    def capacity(self) -> int:
-        """Rows of its sum that there is room for."""
-        return self.layout.ranks * max(
-            self.owned, min(self.grads.capacity, self.layout.width)
-        )
-
-    @property
-    def slots(self) -> int:
-        """Places of its rows at all owners."""
-        return self.layout.ranks * self.layout.width
-
-    def keys(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Flags the listed ids that the table has; and the part and slot of each."""
-        ids = in_range(self.grads.ids, self.layout.size)
-        inside = ids < self.layout.size
-        return inside, *self.layout.assign(jnp.where(inside, ids, 0))
-
-    def total(self, places: jax.Array, rows: jax.Array) -> RowGrads:
-        """Rows by their places, part * width + slot, as rows of the table."""
-        rows = rows.reshape(-1, *self.grads.shape[1:])
-        width, real = self.layout.width, places < self.slots
-        places = jnp.where(real, places, 0)
-        ids = self.layout.invert(places // width, places % width)
-        return RowGrads(jnp.where(real, ids, self.layout.size), rows, self.grads.shape)
-
-
-def room_of(capacity: int, ranks: int, width: int) -> int:
-    """Rows in a part of a list: the mean, and six standard deviations."""
-    mean = capacity / ranks
-    room = math.ceil(mean + 6 * math.sqrt(mean) + 8)
-    return min(room, capacity, width)
-
-
-def owned_of(room: int, ranks: int, width: int) -> int:
-    """Rows that an owner has room for: all that fit into its messages."""
-    return min(ranks * room, width)
+    return _RowExchange(RowParts.of(list(tables), wire, ownership))()
 
 
 def bytes_to_all(listed: int, ranks: int, row_bytes: int) -> float:
@@ -142,57 +70,22 @@ def bytes_to_all(listed: int, ranks: int, row_bytes: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _RowExchange:
-    """The exchange of lists of rows: what is fixed when traced, and the lists."""
+    """The exchange of lists of rows, by the parts of their owners."""
 
-    tables: tuple[_OwnedTable, ...]
-    wire: Wire
-
-    @property
-    def ranks(self) -> int:
-        """How many owners there are."""
-        return self.wire.ranks
-
-    @functools.cached_property
-    def starts(self) -> list[int]:
-        """Where the slots of each table begin in a part, and where the last end."""
-        return starts_of([table.layout.width for table in self.tables])
+    parts: RowParts
 
     @property
-    def width(self) -> int:
-        """Slots in a part, of all tables."""
-        return self.starts[-1]
-
-    @property
-    def nowhere(self) -> int:
-        """The key of no row: above all others."""
-        return self.ranks * self.width
-
-    @functools.cached_property
-    def grads(self) -> RowGrads:
-        """The rows of all tables, one under another."""
-        return stacked([table.grads for table in self.tables])
-
-    @functools.cached_property
-    def room(self) -> int:
-        """Rows in a message, at most."""
-        return room_of(self.grads.capacity, self.ranks, self.width)
-
-    @property
-    def lists(self) -> Lists:
-        """How lists travel."""
-        return Lists(self.wire, self.grads)
+    def wire(self) -> Wire:
+        """The ranks, which are the owners."""
+        return self.parts.wire
 
     def __call__(self) -> base.SummedRows:
-        grads, height = self.grads, self.grads.shape[0]
-        lists = self._listed()
-        in_part = jnp.sum(lists.counts, axis=1, dtype=jnp.int32)
-        # A table that does not fit counts as a part that does not.
-        rooms = jnp.array([table.room for table in self.tables], jnp.int32)
-        fuller = jnp.where(jnp.any(lists.counts > rooms), self.room + 1, 0)
-        here = jnp.stack([jnp.maximum(jnp.max(in_part), fuller), jnp.sum(in_part)])
+        parts, grads, ranks = self.parts, self.parts.grads, self.wire.ranks
+        height, lists = grads.shape[0], parts.listed()
+        here = jnp.stack([parts.need(lists.counts), jnp.sum(lists.counts)])
         (fullest, most), agreed = self.wire.maximum(here)
         found, push, pull, more = axes.cond(
-            fullest <= self.room,
+            fullest <= parts.room,
             functools.partial(self._by_owners, fullest=fullest, most=most),
             functools.partial(self._to_all, most=most),
             lists.keys,
@@ -200,12 +93,12 @@ class _RowExchange:
             lists.starts[:, 0],
             grads.rows,
         )
-        totals = [t.total(*each) for t, each in zip(self.tables, found, strict=True)]
+        totals = [t.total(*each) for t, each in zip(parts.tables, found, strict=True)]
         counts = [jnp.sum(t.ids < t.shape[0]) for t in totals]
         after = functools.reduce(jnp.add, counts).astype(jnp.float32)
         pull = pull._replace(payload=pull.payload * after)
         traffic = base.traffic(
-            push._replace(imbalance=imbalance(fullest, most, self.ranks)),
+            push._replace(imbalance=imbalance(fullest, most, ranks)),
             pull,
             scalars=agreed + more,
             dense=self.wire.dense_bytes(grads.size, grads.dtype),
@@ -214,66 +107,50 @@ class _RowExchange:
         )
         return base.SummedRows(self.wire.assume_same(totals), traffic)
 
-    def _listed(self) -> RowsByOwner:
-        """The rows of this rank by owner, equal ones once."""
-        keys = []
-        for table, start in zip(self.tables, self.starts[:-1], strict=True):
-            inside, parts, slots = table.keys()
-            place = parts * self.width + (start + slots)
-            keys.append(jnp.where(inside, place, self.nowhere))
-        return RowsByOwner.of(jnp.concatenate(keys), self.starts, self.ranks)
-
     def _by_owners(self, keys, of_row, starts, rows, *, fullest, most):
         """Push, add up, pull."""
-        n = self.ranks
-        held = owned_of(self.room, n, self.width)
-        push = RowPush(self.lists, self.width, self.room, held)
-        owned, sums, pushed = push(keys, of_row, starts, rows, fullest)
+        each = (self.wire.ranks - 1) / self.wire.ranks * self.parts.lists.row_bytes
+        owned, sums, pushed = self.parts.push(keys, of_row, starts, rows, fullest)
         slots, sums, pulled, messages, agreed = self._pull(owned, sums)
-        push = base.stage(pushed, (n - 1) / n * self.lists.row_bytes * most, 1)
-        pull = base.stage(pulled, (n - 1) / n * self.lists.row_bytes, messages)
+        push = base.stage(pushed, each * most, 1)
+        pull = base.stage(pulled, each, messages)
         return self._of_owners(slots, sums), push, pull, agreed
 
     def _pull(self, owned, sums):
         """The slots and sums of all owners, bytes, messages, and bytes to agree on them."""
-        count, agreed = self.wire.maximum(jnp.sum(owned < self.width, dtype=jnp.int32))
+        lists, width = self.parts.lists, self.parts.width
+        count, agreed = self.wire.maximum(jnp.sum(owned < width, dtype=jnp.int32))
         channel = channels.pull(self.wire)
-        if self.wire.at_once and len(self.tables) == 1:
-            return *self.lists.place(channel, owned, sums, count, self.width), agreed
-        sent = self.lists.send(channel, owned[None], sums[None], count, self.width)
-        return *sent, 1, agreed
+        if self.wire.at_once and len(self.parts.tables) == 1:
+            return *lists.place(channel, owned, sums, count, width), agreed
+        return *lists.send(channel, owned[None], sums[None], count, width), 1, agreed
 
     def _of_owners(self, slots, sums):
         """Each table's places and rows, from the lists of all owners [ranks, owned]."""
-        widths = [table.layout.width for table in self.tables]
-        rooms = [table.owned for table in self.tables]
-        cut = jax.vmap(lambda slots, sums: apart(slots, sums, widths, rooms))
-        part = lax.broadcasted_iota(jnp.int32, (self.ranks, 1), 0)
         found = []
-        for table, (own, rows) in zip(self.tables, cut(slots, sums), strict=True):
-            width = table.layout.width
-            places = jnp.where(own < width, part * width + own, table.slots)
-            found.append(self._padded(table, (places.reshape(-1), rows)))
+        of_each = jax.vmap(self.parts.cut)(slots, sums)
+        for table, (own, rows) in zip(self.parts.tables, of_each, strict=True):
+            found.append(_padded(table, (table.places(own), rows)))
         return found
 
     def _to_all(self, keys, of_row, starts, rows, *, most):
         """All lists to all ranks, each of which adds them up in the order of the ranks."""
         del starts
-        n, size, dtype = self.ranks, keys.size, self.lists.dtype
+        parts, tables = self.parts, self.parts.tables
+        n, size, dtype = self.wire.ranks, keys.size, parts.lists.dtype
         merged = jnp.zeros(rows.shape, wide(rows.dtype))
         merged = add_repeated(merged, of_row, rows)
         merged = merged.astype(dtype).reshape(size, -1)
         keys, _ = self.wire.all_gather(self._by_table(keys))
-        rooms = [table.capacity for table in self.tables]
-        slots = [table.slots for table in self.tables]
+        rooms, slots = list(map(_capacity, tables)), [table.slots for table in tables]
         capacity = min(n * size, sum(rooms))
-        listed, of_row = union(keys, capacity, self.nowhere)
+        listed, of_row = union(keys, capacity, parts.nowhere)
 
         def added_up(rows):
             gathered, _ = self.wire.all_gather(rows)
-            total = self.lists.add_up(of_row, gathered, capacity)
+            total = parts.lists.add_up(of_row, gathered, capacity)
             found = apart(listed, total.astype(dtype), slots, rooms)
-            return list(map(self._padded, self.tables, found))
+            return list(map(_padded, tables, found))
 
         # Some numbers of all rows at a time: each is added up in the order of the ranks.
         width, row_bytes = merged.shape[1], merged.shape[1] * dtype.itemsize
@@ -304,27 +181,35 @@ class _RowExchange:
             return [(places, put(of, run)) for (_, of), (places, run) in pairs]
 
         empty = []
-        for table in self.tables:
-            rows = jnp.zeros((table.capacity, width), table.grads.dtype)
-            pair = jnp.zeros(table.capacity, jnp.int32), rows
+        for table in self.parts.tables:
+            rows = jnp.zeros((_capacity(table), width), table.grads.dtype)
+            pair = jnp.zeros(_capacity(table), jnp.int32), rows
             empty.append(as_varying(pair, others))
         return lax.fori_loop(0, -(-width // some), turn, empty)
 
     def _by_table(self, keys):
         """Keys in the order of the tables, then of the owners; still those of a rank."""
-        if len(self.tables) == 1:
+        parts, tables = self.parts, self.parts.tables
+        if len(tables) == 1:
             return keys
-        parts, slots = keys // self.width, keys % self.width
-        starts = jnp.array(self.starts[:-1], jnp.int32)
+        owner, slots = keys // parts.width, keys % parts.width
+        starts = jnp.array(parts.starts[:-1], jnp.int32)
         number = jnp.searchsorted(starts, slots, side="right") - 1
-        widths = jnp.array([table.layout.width for table in self.tables], jnp.int32)
-        place = parts * widths[number] + slots + (self.ranks - 1) * starts[number]
-        return jnp.where(keys < self.nowhere, place, self.nowhere)
+        widths = jnp.array([table.layout.width for table in tables], jnp.int32)
+        place = owner * widths[number] + slots + (self.wire.ranks - 1) * starts[number]
+        return jnp.where(keys < parts.nowhere, place, parts.nowhere)
 
-    def _padded(self, table, found):
-        """Places and rows of numbers, in lists of the capacity that both ways have."""
-        places, rows = found
-        more = table.capacity - places.size
-        rows = rows.reshape(places.size, -1).astype(table.grads.dtype)
-        rows = jnp.pad(rows, ((0, more), (0, 0)))
-        return jnp.pad(places, (0, more), constant_values=table.slots), rows
+
+def _capacity(table: OwnedTable) -> int:
+    """Rows of the sum of a table that there is room for."""
+    ranks, width = table.layout.ranks, table.layout.width
+    return ranks * max(table.owned, min(table.grads.capacity, width))
+
+
+def _padded(table: OwnedTable, found) -> tuple[jax.Array, jax.Array]:
+    """Places and rows of numbers, in lists of the capacity that both ways have."""
+    places, rows = found
+    more = _capacity(table) - places.size
+    rows = rows.reshape(places.size, -1).astype(table.grads.dtype)
+    rows = jnp.pad(rows, ((0, more), (0, 0)))
+    return jnp.pad(places, (0, more), constant_values=table.slots), rows

@@ -100,6 +100,5 @@ def _saved(table, scheme, ranks, inner):
     counts = tuple(float(min(n * table.listed, height)) for n in merged(ranks))
     dtype = str(jnp.dtype(table.dtype))
     load = Load(ranks, height, numbers, dtype, counts, room=table.listed, listed=True)
-    lists = scheme.forecast(load.across(inner) if inner > 1 else load)
-    dense = load.part(inner) if inner > 1 else load
-    return dense.all_reduce(scheme.wire_dtype).bytes - lists.bytes
+    load = load.part(inner) if inner > 1 else load
+    return load.all_reduce(scheme.wire_dtype).bytes - scheme.forecast(load).bytes

@@ -1,0 +1,119 @@
+"""Rows that are listed, on hosts of several ranks: added up inside, then across hosts.
+
+On the wire, over the axes (outer, inner), with m ranks inside:
+
+    agree   one pmax over both axes: the fullest part of any rank's list
+    push    inside, all_to_all of slots and rows: to each rank those of its part
+    across  the scheme's rows over the outer axis, of each part by itself
+    gather  inside, all_gather of slots and sums
+
+So a row that several ranks of a host list crosses once, each of a host's m links carries an
+m-th, and nothing is of the order of a table. Parts are a striped hash of the rows, the same
+on all hosts. A host's sums have float32 or wider, and cross in the dtype of the rows.
+
+Each row is added up by one rank of each host, then by the scheme, which has the same bits
+on all hosts, and is copied from there: so all ranks hold the same bits.
+
+Lists that do not fit their parts go to all ranks of all hosts instead, by `row_lists`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax import axes
+from sparsejax.schemes import base, row_lists
+from sparsejax.schemes.owners.row_parts import RowParts
+from sparsejax.units.ownership import Ownership
+from sparsejax.units.row_grads import RowGrads
+from sparsejax.wire.collectives import Wire
+
+
+@dataclasses.dataclass(frozen=True)
+class HostRows:
+    """Sums of listed rows in two levels: what is fixed when traced.
+
+    Attributes:
+        across: The scheme over the outer axis.
+        inside: How ranks of a host divide the rows of a table.
+        wire: All ranks.
+        outer: The ranks of the same place in all hosts.
+        inner: The ranks of a host.
+    """
+
+    across: base.Scheme
+    inside: Ownership
+    wire: Wire
+    outer: Wire
+    inner: Wire
+
+    def __call__(self, tables: Sequence[RowGrads]) -> base.SummedRows | None:
+        """The sums of this rank's rows of each table; None from a scheme without rows."""
+        if row_lists.is_trivial(tables, self.wire):
+            return row_lists.of_one_rank(tables, self.wire)
+        row_lists.check_listed(sum(table.capacity for table in tables), self.wire)
+        parts = RowParts.of(list(tables), self.inner, self.inside)
+        lists = parts.listed()
+        fullest, agreed = self.wire.maximum(parts.need(lists.counts))
+        operands = lists.keys, lists.of_row, lists.starts[:, 0], parts.grads.rows, fullest
+        # Jitted, so that it is traced once: for its shapes, and for the branch.
+        by_parts = jax.jit(functools.partial(self._by_parts, parts))
+        like = jax.eval_shape(by_parts, *operands)
+        if like is None:
+            return None
+        if parts.may_overflow:
+            listed = [min(self.wire.ranks * x.capacity, x.shape[0]) for x in tables]
+            rooms = list(map(max, listed, (x.capacity for x in like.totals)))
+            done = axes.cond(
+                fullest <= parts.room,
+                lambda tables, *operands: _with_room(by_parts(*operands), rooms),
+                lambda tables, *operands: _with_room(self._to_all(tables), rooms),
+                list(tables),
+                *operands,
+            )
+        else:
+            done = by_parts(*operands)
+        traffic = done.traffic._replace(scalars=done.traffic.scalars + agreed)
+        return base.SummedRows(self.wire.assume_same(done.totals), traffic)
+
+    def _by_parts(self, parts, keys, of_row, starts, rows, fullest):
+        """Push inside, the scheme across, gather inside."""
+        slots, sums, pushed = parts.push(keys, of_row, starts, rows, fullest)
+        own = []
+        for table, (part, values) in zip(parts.tables, parts.cut(slots, sums), strict=True):
+            shape = table.layout.width, *table.grads.shape[1:]
+            values = values.reshape(-1, *shape[1:]).astype(table.grads.dtype)
+            own.append(RowGrads(part, values, shape))
+        across = self.across.rows(own, self.outer)
+        if across is None:
+            return None
+        totals, spread = [], 0.0
+        for table, total in zip(parts.tables, across.totals, strict=True):
+            slots, of_slots = self.inner.all_gather(total.ids)
+            rows, of_rows = self.inner.all_gather(total.rows)
+            totals.append(table.total(table.places(slots), rows))
+            spread += of_slots + of_rows
+        counts = [jnp.sum(x.ids < x.shape[0], dtype=jnp.float32) for x in totals]
+        traffic = across.traffic._replace(
+            density_after=functools.reduce(jnp.add, counts) / parts.grads.shape[0],
+            inside=pushed + spread,
+        )
+        return base.SummedRows(totals, traffic)
+
+    def _to_all(self, tables):
+        """All lists to all ranks."""
+        return row_lists.gathered(tables, self.wire.narrowed(self.across.wire_dtype))
+
+
+def _with_room(done: base.SummedRows, rooms: Sequence[int]) -> base.SummedRows:
+    """The sums in lists with room for so many rows."""
+    totals = []
+    for total, room in zip(done.totals, rooms, strict=True):
+        more = room - total.capacity
+        ids = jnp.pad(total.ids, (0, more), constant_values=total.shape[0])
+        rows = jnp.pad(total.rows, [(0, more)] + [(0, 0)] * (total.rows.ndim - 1))
+        totals.append(RowGrads(ids, rows, total.shape))
+    return done._replace(totals=totals)
