@@ -9,10 +9,12 @@ i, then the word by halving and the bit by five halvings.
 The rows of all ranks that are searched at once are found in one pass over the rows. So rows
 are short where many ranks are searched, down to a word, and long where few are.
 
-On GPUs sets are not searched: each unit that is present finds its own rank, from the bits
-up to its word and those below it in the word, and writes itself there. That is one kernel
-over all units, of which a GPU has many times more threads than a search has ranks, where a
-search is a dozen, each waiting for the one before.
+On GPUs sets are not searched, which is a dozen kernels, each waiting for the one before.
+Each unit that is present finds its own rank, from the bits up to its word and those below
+it in the word, and writes itself there: one kernel over all units. Where these are many,
+each word that has bits writes itself where the rank of its first one is, and each rank
+finds its word among the 32 places up to its own: one kernel over the words, and two over
+the ranks.
 
 Bits are tested, not values: XLA on CPUs takes denormals for zero in `x != 0`, and a
 lossless scheme may not lose them. NaN counts as non-zero, -0.0 as zero.
@@ -181,6 +183,11 @@ def bits_to(index: RankIndex, words: jax.Array | np.ndarray) -> jax.Array:
     return before + _at(index.inside, words)
 
 
+# Units that find their own ranks in less time than two kernels take to launch: each takes
+# some 55 instructions, of which an H200 does 29 million million a second.
+_FEW_UNITS = 1 << 22
+
+
 def slots_of(
     words: jax.Array, first: jax.Array, length: int, counts: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -197,7 +204,8 @@ def slots_of(
         The slots int32 [parts, length], anything beyond a part's count; all counts.
     """
     if policy().at_once:
-        return _slots_that_write(words, first, length)
+        write = _slots_that_write if words.size * WORD <= _FEW_UNITS else _slots_by_words
+        return write(words, first, length)
     return _slots_that_are_searched(words, first, length, counts)
 
 
@@ -234,6 +242,40 @@ def _slots_that_write(words, first, length):
         slot.reshape(-1), mode="drop", unique_indices=True, wrap_negative_indices=False
     )
     return found.reshape(parts, length), ends[:, -1]
+
+
+@untyped
+@functools.partial(jax.jit, static_argnames="length")
+def _slots_by_words(words, first, length):
+    """`slots_of`, of which each finds its word among those that begin just before it."""
+    parts, row = words.shape
+    counts = lax.population_count(words).astype(jnp.int32)
+    # The barrier keeps XLA from counting again for every slot.
+    words, ends = lax.optimization_barrier((words, running_sum(counts)))
+    part, word = (lax.broadcasted_iota(jnp.int32, words.shape, i) for i in range(2))
+    begins = ends - counts - first
+    # Of the words that begin before the first slot one may have it.
+    is_there = (counts > 0) & (ends > first) & (begins < length)
+    # Those that are left out are distinct, unless int32 ends.
+    behind = jnp.minimum(part * row + word, 2**31 - 1 - parts * length)
+    place = part * length + jnp.maximum(begins, 0)
+    place = jnp.where(is_there, place, parts * length + behind)
+    # Filled with a number of its own: of equal arrays XLA makes one, and copies of it.
+    nothing = jnp.minimum(ends[-1, -1], 0)
+    marks = jnp.broadcast_to(nothing, parts * length)
+    marks = marks.at[place.reshape(-1)].set(
+        word.reshape(-1), mode="drop", unique_indices=True, wrap_negative_indices=False
+    )
+    # Words are marked in ascending order, and have at most 32 slots.
+    window, ahead = (1, WORD), ((0, 0), (WORD - 1, 0))
+    marks = marks.reshape(parts, length)
+    word = lax.reduce_window(marks, np.int32(0), lax.max, window, (1, 1), ahead)
+    part = lax.broadcasted_iota(jnp.int32, word.shape, 0)
+    at = part * row + word
+    own, end = _at(words.reshape(-1), at), _at(ends.reshape(-1), at)
+    rank = first + lax.broadcasted_iota(jnp.int32, word.shape, 1)
+    rank = rank - (end - lax.population_count(own).astype(jnp.int32))
+    return word * WORD + bit_of_rank(own, rank), ends[:, -1]
 
 
 def run_ends(words: jax.Array, length: int) -> jax.Array:
