@@ -93,7 +93,7 @@ def _is_lazy(node):
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    helpers.slow(("zen", 2), ("residual", 8)),
+    helpers.slow(("zen", 2), ("residual", 2)),
 )
 def test_a_checkpoint_goes_on_as_the_dense_run_does_on_other_ranks(name, ranks, tmp_path):
     """Tables, moments, which rows are late, and what ranks hold back all come back."""
