@@ -26,12 +26,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton:DeprecationWar
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["coo8", *helpers.slow(*messages.CASES)])
+OTHERS = ("from a rank on", "mixed, coo32", "bitmap", "full", "rows of five halves")
+
+
+@pytest.mark.parametrize("name", ["coo8", *helpers.slow(*OTHERS)])
 def test_what_arrives_is_added_sender_by_sender(name):
     messages.check_unpack(unpacking("reference"), messages.CASES[name], ordered=True)
 
 
-@pytest.mark.parametrize("name", helpers.slow("coo8", "rows of five halves"))
+@pytest.mark.parametrize("name", helpers.slow("rows of five halves"))
 def test_pallas_adds_sender_by_sender(name):
     messages.check_unpack(unpacking("pallas"), messages.CASES[name], ordered=True)
 

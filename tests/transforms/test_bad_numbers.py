@@ -1,6 +1,6 @@
 """NaN, infinities and sums too large for 16 bits: all ranks do the same, and forget them.
 
-Every scheme, every sparsifier and every system, with `skip_nonfinite(report=True)`, which
+Schemes, sparsifiers and systems of each kind, with `skip_nonfinite(report=True)`, which
 leaves a step out and says where it was, and without. What exact schemes make of such
 numbers says `tests.laws.test_exact_sum`, to the bit.
 """

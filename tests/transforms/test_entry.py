@@ -94,10 +94,8 @@ WAYS = {"typed": summed, "stacked": stacked}
         ("zen", "two", "stacked"),
         *helpers.slow(
             *[(name, "fsdp", "typed") for name in ANYWHERE if name != "zen"],
-            *[(name, "whole", "typed") for name in ("zen", "all_reduce")],
-            *[(name, "fsdp", "stacked") for name in ("balanced_algorithm_1", "ag_sparse")],
-            ("hierarchical", "two", "typed"),
-            ("ag_sparse", "two", "typed"),
+            ("all_reduce", "whole", "typed"),
+            ("balanced_algorithm_1", "fsdp", "stacked"),
             ("ag_sparse", "whole", "stacked"),
         ),
     ],
@@ -149,10 +147,8 @@ CHAINS = {
         ("dgc", "fsdp"),
         ("accumulate", "fsdp"),
         *helpers.slow(
-            *[(name, "fsdp") for name in CHAINS if name not in ("dgc", "accumulate")],
-            *[(name, "replica") for name in ("dgc", "ok_topk")],
-            *[(name, "two") for name in ("accumulate", "skip_nonfinite")],
-            ("accumulate", "whole"),
+            *[(name, "fsdp") for name in ("warm_up", "spardl")],
+            *(("ok_topk", "replica"), ("skip_nonfinite", "two"), ("accumulate", "whole")),
         ),
     ],
 )

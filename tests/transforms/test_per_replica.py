@@ -105,11 +105,7 @@ SYNCS = {
     ("sync", "name"),
     [
         ("zen", "zero"),
-        *helpers.slow(
-            ("zen", "sharded"),
-            ("dense", "replicated"),
-            ("guarded", "sharded"),
-        ),
+        *helpers.slow(("dense", "replicated"), ("guarded", "sharded")),
     ],
 )
 def test_a_model_trains_on_auto_axes_as_by_dense_sums(sync, name):

@@ -67,7 +67,7 @@ def assert_sums(n, ids, rows, room=1e-6, **options):
     return jax.tree.map(lambda x: x[0], traffic)
 
 
-@pytest.mark.parametrize("n", [4, *helpers.slow(1, 2, 3, 5, 8)])
+@pytest.mark.parametrize("n", [4, *helpers.slow(1, 5)])
 def test_uniform_ids(n):
     traffic = assert_sums(n, *drawn(n))
     if n > 1:
@@ -100,7 +100,7 @@ def test_a_row_that_is_zero_is_there():
     assert not sums.any()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", *helpers.slow("float16")])
+@pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_rows_of_16_bits_are_added_up_in_float32(dtype):
     """Equal rows in every place but one, whose sum 16 bits would lose."""
     ids, rows = drawn(4, CASES["one row"], dtype=dtype)
