@@ -81,7 +81,7 @@ def test_a_process_that_ends_in_its_block_ends_all_by_its_name(fault):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("fault", some_slow(LEAVES, "break"))
+@pytest.mark.parametrize("fault", some_slow(LEAVES))
 def test_a_process_that_leaves_before_the_others_ends_all_by_its_name(fault):
     for victim, (codes, texts, seconds) in jobs(fault).items():
         assert seconds < TIMEOUT + ALLOWED, texts
@@ -94,7 +94,7 @@ def test_a_process_that_leaves_before_the_others_ends_all_by_its_name(fault):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("fault", some_slow(GOES_ON, "nothing"))
+@pytest.mark.parametrize("fault", some_slow(GOES_ON))
 def test_a_job_goes_on_to_its_end(fault):
     for codes, texts, _ in jobs(fault).values():
         assert codes == [0, 0], texts
