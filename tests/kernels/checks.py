@@ -314,7 +314,7 @@ def check_exchange_by(backend, made, operations):
         return types.as_varying(result, axes)
 
     ranks, size = 3, 3001
-    for shape, density in (((), 0.01), ((), 0.1), ((3,), 0.03)):
+    for shape, density in (((), 0.1), ((3,), 0.03)):
         x = helpers.gradients(ranks, size, density, shape=shape, seed=5)
         seen = []
         for run in (original, by_kernels):

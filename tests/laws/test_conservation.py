@@ -171,7 +171,7 @@ def conserves(sparsifier, scheme, n, dtype="float32", room=1e-6, **options):
 @pytest.mark.parametrize(
     ("scheme", "names"),
     [
-        ("BalancedParallelism", ("DGC", "QSGD")),
+        ("BalancedParallelism", ("DGC",)),
         # What a sparsifier sends is no scheme's matter: each stands before one scheme, and
         # before each scheme stand entries. Those that all ranks share pass by the scheme,
         # and of whole arrays `test_exact_sum` has each.
