@@ -157,11 +157,11 @@ def test_every_scheme_adds_up_what_is_listed(name, n):
     check(name, n)
 
 
-@pytest.mark.parametrize("name", helpers.slow("zen"))
-def test_rows_of_16_bits_are_added_up_in_float32(name):
-    check(name, 3, "bfloat16")
+@pytest.mark.slow
+def test_rows_of_16_bits_are_added_up_in_float32():
+    check("zen", 3, "bfloat16")
 
 
-@pytest.mark.parametrize("name", helpers.slow("ag_sparse_ring"))
-def test_without_checking_types(name):
-    check(name, 3, check_vma=False)
+@pytest.mark.slow
+def test_without_checking_types():
+    check("ag_sparse_ring", 3, check_vma=False)

@@ -253,10 +253,10 @@ def test_parts_of_several_blocks_of_65536_are_delivered(code):
         check(setup, helpers.gradients(2, setup.size, density, seed=3))
 
 
-@pytest.mark.parametrize("code", helpers.slow("auto"))
-def test_parts_of_more_than_the_longest_message_are_delivered_in_several_rounds(code):
+@pytest.mark.slow
+def test_parts_of_more_than_the_longest_message_are_delivered_in_several_rounds():
     """Long rows: messages of 4 MiB, and shorter ones where two of those save a round."""
-    setup = Setup(code, shape=(64,), n=2, width=36 * 1024, ratio=2)
+    setup = Setup("auto", shape=(64,), n=2, width=36 * 1024, ratio=2)
     steps = setup.ladder
     assert steps.top == 8192 < setup.width // 4
     assert setup.n * steps.top * setup.unit_bytes == 1 << 22
