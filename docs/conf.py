@@ -34,7 +34,7 @@ exclude_patterns = ["_build"]
 # A tutorial that fails fails the build. What has run is kept until its page changes.
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 180  # seconds for a cell
+nb_execution_timeout = 600  # seconds for a cell, beside other work of CI
 nb_merge_streams = True
 nb_output_stderr = "remove"
 

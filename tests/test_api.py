@@ -34,6 +34,7 @@ LONG = {
     "sparsejax.embrace.rows_read",
     "sparsejax.embrace_sync",
     "sparsejax.errors.AlreadySummedError",
+    "sparsejax.errors.BadNumberError",
     "sparsejax.lazy",
     "sparsejax.sparsifiers.Draw",
 }

@@ -15,10 +15,8 @@ CASES = [
     ("float32", "senders", 0.5, True),
     *helpers.slow(
         ("2bit", "ranks", 1.0, False),
-        ("2bit", "senders", 1.0, True),
         ("sign", "senders", 0.95, False),
         ("int8", "ranks", 0.95, False),
-        ("fp8", "senders", 1.0, False),
     ),
 ]
 ROUNDED = [("float16", "ranks", 0.9, True), ("bfloat16", "senders", 0.95, False)]

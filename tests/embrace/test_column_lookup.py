@@ -94,7 +94,7 @@ def summed(ids, weights, height, dtype=np.float32):
 
 
 RUNS = [(2, True), (3, False)]
-MORE = [(1, True), (2, False), (3, True), (4, True), (4, False), (8, True), (8, False)]
+MORE = [(1, True), (8, True)]
 
 
 @pytest.mark.parametrize(("n", "check_vma"), [*RUNS, *helpers.slow(*MORE)])
@@ -124,7 +124,7 @@ def test_vectors_and_gradients_are_those_of_the_whole_table(n, check_vma):
         )
 
 
-@pytest.mark.parametrize("n", [2, *helpers.slow(1, 3, 4, 8)])
+@pytest.mark.parametrize("n", [2, *helpers.slow(1, 8)])
 def test_what_is_sent_is_what_the_paper_says(n):
     _, ids, _ = drawn(n)
     _, _, traffic = run(n)

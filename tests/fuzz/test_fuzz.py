@@ -71,13 +71,13 @@ def test_what_once_failed_holds(number):
     reason="needs Triton, which is there for Linux: pip install '.[triton]'",
 )
 def test_kernels_of_triton_stay_inside_their_arrays():
-    command = [sys.executable, "-m", "tests.fuzz.triton_words", "--cases", "16"]
+    command = [sys.executable, "-m", "tests.fuzz.triton_words", "--cases", "8"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout.split()[0]) >= 12
+    assert int(done.stdout.split()[0]) >= 6
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def traffic_of(scheme, n):
             ("balanced_contiguous", 4),
             ("balanced_capacity", 4),
             ("hierarchical", 4),
-            ("sparcml", 4),
+            ("sparcml", 5),
             ("sparcml_split", 5),
             ("sparcml_dense", 4),
             ("sparse_ps", 5),
@@ -130,11 +130,9 @@ def assert_sent(told, traffic):
         ("balanced", 4),
         ("ag_sparse", 4),
         *helpers.slow(
-            ("all_reduce", 4),
             ("ag_sparse_ring", 3),
             ("ag_sparse_doubling", 5),
             ("ag_sparse_bruck", 5),
-            ("balanced_murmur", 4),
             ("balanced_bitmap", 4),
             ("balanced_contiguous", 4),
             ("balanced_capacity", 4),
@@ -169,7 +167,7 @@ def test_a_forecast_of_a_random_load_is_what_a_run_sends(name, n):
         told = scheme.forecast(load)
         assert_sent(told, step(x))
         ways.add(told.dense)
-    assert ways == ({True} if name == "all_reduce" else {True, False})
+    assert ways == {True, False}
 
 
 def drawn_ids(rng, n, height, count):
@@ -186,21 +184,15 @@ def drawn_ids(rng, n, height, count):
     [
         ("balanced", 4, {1, 2}),
         ("ag_sparse_doubling", 5, {1}),
+        # Of each of their own ways; variants are in `test_exact_rows`.
         *helpers.slow(
-            ("zen", 4, {1}),
             ("zen", 5, {1, 2}),
-            ("ag_sparse", 4, {1}),
             ("ag_sparse_ring", 4, {1}),
             ("ag_sparse_bruck", 5, {1}),
-            ("hierarchical", 4, {1}),
-            ("balanced_contiguous", 4, {1, 2}),
             ("sparcml", 5, {1}),
             ("sparcml_split", 5, {1, 2}),
             ("sparse_ps", 5, {1, 2}),
-            ("sparse_ps_broadcast", 4, {1, 2}),
             ("omni_reduce", 4, {1, 2}),
-            ("omni_reduce_1", 4, {1, 2}),
-            ("omni_reduce_20", 5, {1, 2}),
         ),
     ],
 )
@@ -236,12 +228,11 @@ def test_a_forecast_of_random_lists_of_rows_is_what_a_run_sends(name, n, ways):
 @pytest.mark.parametrize(
     ("scheme", "n"),
     [
-        (schemes.GTopk(0.02), 5),
+        (schemes.PowerSGD(2), 4),
         *helpers.slow(
+            (schemes.GTopk(0.02), 5),
             (schemes.SparDL(0.02), 5),
-            (schemes.SparDL(0.02, teams=2), 6),
             (schemes.SparDL(0.02, teams=4, code="coo32"), 8),
-            (schemes.PowerSGD(2), 4),
         ),
     ],
 )

@@ -24,11 +24,10 @@ SIZES = {48: 6_151, 64: 6_151, 256: 16_384, 1024: 32_768}
 MATRIX = (128, 130)  # for the scheme that sums matrices
 ALWAYS = ["balanced", "hierarchical"]
 # What counts ranks by itself, one of each kind.
-COUNTING = ["zen", "ag_sparse", "ag_sparse_ring", "ag_sparse_bruck", "sparcml"]
-COUNTING += ["omni_reduce_20", "sparse_ps"]
+COUNTING = ["ag_sparse_ring", "ag_sparse_bruck", "sparcml", "sparse_ps"]
 # At most as many ranks as a power of two, and some more: they are folded.
-FOLDED = ["hierarchical", "ag_sparse_bruck", "sparcml_split"]
-AT_256 = ["balanced_contiguous", "hierarchical"]
+FOLDED = ["hierarchical", "sparcml_split"]
+AT_256 = ["hierarchical"]
 AT_1024 = ["zen"]
 
 

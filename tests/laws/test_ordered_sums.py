@@ -109,7 +109,9 @@ def test_copies_of_elements_are_added_in_order(name):
     check(of_dense(SCHEMES[name], (SIZE,)), name not in ADD_NOTHING)
 
 
-@pytest.mark.parametrize("name", table("balanced", "ag_sparse"))
+@pytest.mark.parametrize(
+    "name", ["balanced", "ag_sparse", *helpers.slow("hierarchical", "sparse_ps")]
+)
 def test_copies_of_rows_are_added_in_order(name):
     check(of_dense(SCHEMES[name], (HEIGHT, WIDTH)), name not in ADD_NOTHING)
 
@@ -123,7 +125,9 @@ def test_copies_of_listed_rows_are_added_in_order(name):
     check(of_listed(SCHEMES[name]))
 
 
-@pytest.mark.parametrize("name", [*helpers.slow(*LOSSY)])
+@pytest.mark.parametrize(
+    "name", helpers.slow("TopK", "GTopk", "SparDL", "OkTopk", "PowerSGD")
+)
 def test_schemes_that_select_add_in_order_by_default(name):
     tx = LOSSY[name]()
     params = {"w": jnp.zeros((HEIGHT, 8))}

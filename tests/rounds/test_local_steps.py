@@ -73,7 +73,7 @@ def test_what_ranks_have_moved_moves_the_anchor_or_is_a_residual():
             )
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
 def test_anchors_are_equal_as_bytes_and_rest_within_a_round(check_vma):
     tx = sparsejax.local_steps(optax.adam(0.02), every=EVERY, sync=sparse())
     offsets = []

@@ -38,13 +38,14 @@ def test_owners_hold_what_the_anchor_has_not_moved_by(alone):
         helpers.assert_same_on_all_ranks(own)
 
 
+@pytest.mark.slow
 def test_an_unchecked_step_has_the_same_bytes(alone):
     unchecked = model.train(made(), model.batches(6), check_vma=False)
     assert helpers.octets(unchecked.params[-1]) == helpers.octets(alone.params[-1])
     assert helpers.octets(unchecked.state) == helpers.octets(alone.state)
 
 
-@pytest.mark.parametrize("kind", helpers.KINDS)
+@pytest.mark.parametrize("kind", ["explicit", *helpers.slow("auto")])
 def test_under_jit_shards_have_owners_of_their_own(kind):
     run = test_in_jit.Run(made("replica"), kind)
     losses = run.train(model.batches(6))

@@ -114,6 +114,7 @@ def test_a_state_is_saved_restored_and_given_to_other_ranks(name, tmp_path):
             np.testing.assert_allclose(2 * x.sum(0), held[key].sum(0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_demo_takes_partial_sums_under_jit():
     """Each rank's part of a sum is its own gradient; a sign is that of the mean."""
     mesh = helpers.grid(replica=3)

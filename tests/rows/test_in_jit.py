@@ -248,13 +248,9 @@ def reference(chain):
         ("rows", "explicit", "lazy"),
         ("both", "auto", "lazy"),
         *helpers.slow(
-            ("columns", "auto", "adam"),
-            *[(where, "explicit", "lazy") for where in ("replicated", "zero", "both")],
-            *[(where, "auto", "lazy") for where in ("replicated", "rows", "zero")],
-            *[(where, "explicit", "lazy_sgd") for where in ("replicated", "both")],
-            ("columns", "explicit", "guarded"),
-            ("rows", "auto", "guarded_lazy"),
-            ("zero", "explicit", "guarded_lazy"),
+            *(("columns", "auto", "adam"), ("columns", "explicit", "guarded")),
+            *(("replicated", "explicit", "lazy"), ("zero", "auto", "lazy")),
+            *(("both", "explicit", "lazy_sgd"), ("zero", "explicit", "guarded_lazy")),
         ),
     ],
 )

@@ -102,6 +102,7 @@ def rows_loss(params, batch):
     return jnp.mean(read(table, batch["ids"]) ** 2) * jnp.mean(batch["scale"])
 
 
+@pytest.mark.slow
 def test_rows_of_tables_are_looked_at_too():
     """Listed by `lazy`, and of tables by columns, whose gradient each rank has whole."""
     mesh, rows = helpers.mesh_of(N), sparsejax.lazy(optax.adam(1e-2))

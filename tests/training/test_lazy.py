@@ -93,7 +93,7 @@ def _is_lazy(node):
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    helpers.slow(("zen", 2), ("residual", 8)),
+    helpers.slow(("zen", 2), ("residual", 2)),
 )
 def test_a_checkpoint_goes_on_as_the_dense_run_does_on_other_ranks(name, ranks, tmp_path):
     """Tables, moments, which rows are late, and what ranks hold back all come back."""
@@ -141,7 +141,8 @@ def test_columns_of_a_second_axis_need_an_optimizer_that_leaves_unread_rows_alon
         init()
 
 
-@pytest.mark.parametrize("capacity", [None, *helpers.slow(256)])
+@pytest.mark.slow  # as one of rows/updates/test_in_place.py
+@pytest.mark.parametrize("capacity", [None, 256])
 def test_a_train_step_has_nothing_of_the_tables_size_beside_table_and_state(capacity):
     """From the loss to the parameters, of 10M rows; compiled for shapes alone."""
     whole = (10_000_000, 16)

@@ -12,14 +12,15 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax import errors
 from tests import helpers
-from tests.laws.test_exact_sum import OF_EACH_KIND, SCHEMES
+from tests.laws.test_exact_sum import SCHEMES
 
 
 SHAPE = (64, 129)
 # Beside one of each kind those whose owners have tables, and that swap. One of them is a
 # scheme of the tests that is only made where the ranks are known.
-ANYWHERE = [name for name in OF_EACH_KIND if name != "zen_after_a_step"]
-ANYWHERE += ["zen", "balanced_algorithm_1", "balanced_capacity", "ag_sparse_doubling"]
+# By swaps, permutes, splits and blocks, with tables, and in several rounds.
+ANYWHERE = ["hierarchical", "ag_sparse_doubling", "sparcml_split", "omni_reduce"]
+ANYWHERE += ["balanced_algorithm_1", "balanced_capacity"]
 MESHES = {
     "replica": (dict(replica=4), P()),
     "fsdp": (dict(replica=4, fsdp=2), P("fsdp", None)),
@@ -93,11 +94,9 @@ WAYS = {"typed": summed, "stacked": stacked}
         ("balanced", "two", "typed"),
         ("zen", "two", "stacked"),
         *helpers.slow(
-            *[(name, "fsdp", "typed") for name in ANYWHERE if name != "zen"],
-            *[(name, "whole", "typed") for name in ("zen", "all_reduce")],
-            *[(name, "fsdp", "stacked") for name in ("balanced_algorithm_1", "ag_sparse")],
-            ("hierarchical", "two", "typed"),
-            ("ag_sparse", "two", "typed"),
+            *[(name, "fsdp", "typed") for name in ANYWHERE],
+            ("all_reduce", "whole", "typed"),
+            ("balanced_algorithm_1", "fsdp", "stacked"),
             ("ag_sparse", "whole", "stacked"),
         ),
     ],
@@ -149,10 +148,8 @@ CHAINS = {
         ("dgc", "fsdp"),
         ("accumulate", "fsdp"),
         *helpers.slow(
-            *[(name, "fsdp") for name in CHAINS if name not in ("dgc", "accumulate")],
-            *[(name, "replica") for name in ("dgc", "ok_topk")],
-            *[(name, "two") for name in ("accumulate", "skip_nonfinite")],
-            ("accumulate", "whole"),
+            *[(name, "fsdp") for name in ("warm_up", "spardl")],
+            *(("ok_topk", "replica"), ("skip_nonfinite", "two"), ("accumulate", "whole")),
         ),
     ],
 )

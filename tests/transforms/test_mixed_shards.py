@@ -13,7 +13,7 @@ from sparsejax import errors
 from tests import helpers
 
 
-@pytest.mark.parametrize("name", ["ok_topk", *helpers.slow("spardl")])
+@pytest.mark.parametrize("name", ["spardl", *helpers.slow("ok_topk")])
 def test_what_a_scheme_chooses_of_a_replicated_leaf_is_the_same_on_all_shards(name):
     """It shares no bucket with one that is sharded, of which devices have other parts."""
     mesh = helpers.grid(replica=4, fsdp=2)

@@ -69,6 +69,7 @@ def test_their_rows_are_sent_by_default():
         np.testing.assert_allclose(x, z, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_on_two_levels_they_are_sent_across_hosts():
     state, sent, _ = trained(axis=("hosts", "devices"))
     _, whole, _ = trained(("tables", "dense"), axis=("hosts", "devices"))

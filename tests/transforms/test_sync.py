@@ -42,7 +42,7 @@ def gathering(axis_name=None, **options):
     return sparsejax.sync(scheme, axis_name, **{"rules": SPARSE, **options})
 
 
-# What holds for any scheme: with what compiles fastest, and, slowly, with Zen.
+# What meets a scheme's state or branches: by what compiles fastest, and, slowly, by Zen.
 any_scheme = pytest.mark.parametrize("make", [gathering, *slow(zen)])
 
 
@@ -171,11 +171,10 @@ def test_rows_that_were_not_named_are_not_sent(make):
 
 
 @pytest.mark.slow
-@any_scheme
-def test_accumulating_equals_optax_multisteps_around_adam(make):
+def test_accumulating_equals_optax_multisteps_around_adam():
     """Two micro-steps of this, or MultiSteps over gradients that are averaged each time."""
     every = optax.conditionally_mask(optimizer(), lambda step: step % 2 == 1)
-    ours = optax.chain(sparsejax.accumulate(make(), 2), every)
+    ours = optax.chain(sparsejax.accumulate(gathering(), 2), every)
     theirs = optax.chain(
         sparsejax.dense_sync(), optax.MultiSteps(optimizer(), 2).gradient_transformation()
     )
@@ -183,9 +182,8 @@ def test_accumulating_equals_optax_multisteps_around_adam(make):
         assert_same(mine, other)
 
 
-@any_scheme
-def test_between_synchronizations_nothing_is_sent_and_nothing_lost(make):
-    history = train(sparsejax.accumulate(make(reduce="sum"), 2, reduce="sum"), 2)
+def test_between_synchronizations_nothing_is_sent_and_nothing_lost():
+    history = train(sparsejax.accumulate(gathering(reduce="sum"), 2, reduce="sum"), 2)
     first, second = history[0][1], history[1][1]
     assert float(sparsejax.metrics(first)["sync/wire_bytes"]) == 0
     assert float(sparsejax.metrics(second)["sync/wire_bytes"]) > 0
@@ -204,8 +202,7 @@ def test_warm_up_is_dense_and_then_it_is_not(make):
     assert sent[2] < 0.1 * dense
 
 
-@any_scheme
-def test_a_narrow_wire_halves_the_bytes_and_keeps_the_dtype(make):
+def test_a_narrow_wire_halves_the_bytes_and_keeps_the_dtype():
     x = np.zeros((RANKS, ROWS, WIDTH), np.float32)
     x[:, ::4] = np.random.default_rng(0).standard_normal((RANKS, ROWS // 4, WIDTH))
 
@@ -219,25 +216,24 @@ def test_a_narrow_wire_halves_the_bytes_and_keeps_the_dtype(make):
         step = shard_map(update, mesh=MESH, in_specs=P("data"), out_specs=P())
         return jax.jit(step)(x)
 
-    full, full_bytes = run(make())
-    narrow, narrow_bytes = run(make(wire_dtype=jnp.bfloat16))
+    full, full_bytes = run(gathering())
+    narrow, narrow_bytes = run(gathering(wire_dtype=jnp.bfloat16))
     assert narrow.dtype == full.dtype == jnp.float32
     np.testing.assert_allclose(narrow, full, atol=2**-6)
     assert 0 < np.abs(np.asarray(narrow) - np.asarray(full)).max()
     assert 0.45 < narrow_bytes / full_bytes < 0.6
 
 
-@any_scheme
-def test_rules_decide_scheme_and_unit(make):
+def test_rules_decide_scheme_and_unit():
     rules = {"kernel": "sparse", "embed": "sparse", "embedding": "element"}
-    _, state = train(make(rules=rules), 1)[0]
+    _, state = train(gathering(rules=rules), 1)[0]
     names = {key.split("/")[1] for key in sparsejax.metrics(state) if key.count("/") == 2}
     # One group of single numbers now, and the bias alone is dense.
     assert names == {"embedding and 1 more", "bias"}
-    _, state = train(make(rules={".*": "dense"}), 1)[0]
+    _, state = train(gathering(rules={".*": "dense"}), 1)[0]
     metrics = sparsejax.metrics(state)
     assert metrics["sync/wire_bytes"] == metrics["sync/dense_bytes"]
-    _, state = train(make(rules={"embedding": schemes.AllReduce()}), 1)[0]
+    _, state = train(gathering(rules={"embedding": schemes.AllReduce()}), 1)[0]
     metrics = sparsejax.metrics(state)
     assert metrics["sync/wire_bytes"] == metrics["sync/dense_bytes"]
 
@@ -255,11 +251,10 @@ def test_a_leaf_that_a_rule_calls_dense_is_not_looked_at():
     assert program(sparsejax.zen_sync()) != dense
 
 
-@any_scheme
-def test_masked_and_partition_and_inject_hyperparams(make):
+def test_masked_and_partition_and_inject_hyperparams():
     labels = {"embedding": "sparse", "kernel": "dense", "bias": "dense"}
     tx = optax.chain(
-        optax.partition({"sparse": make(), "dense": sparsejax.dense_sync()}, labels),
+        optax.partition({"sparse": gathering(), "dense": sparsejax.dense_sync()}, labels),
         optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9),
     )
     params, state = train(tx)[-1]
@@ -270,7 +265,7 @@ def test_masked_and_partition_and_inject_hyperparams(make):
     sparse = {key: value == "sparse" for key, value in labels.items()}
     others = {key: not value for key, value in sparse.items()}
     tx = optax.chain(
-        optax.masked(make(), sparse),
+        optax.masked(gathering(), sparse),
         optax.masked(sparsejax.dense_sync(), others),
         optax.sgd(optax.constant_schedule(0.1), momentum=0.9),
     )
@@ -323,8 +318,7 @@ def test_under_vmap_with_an_axis_name(make):
     assert got[0].tobytes() == got[1].tobytes() == got[2].tobytes()
 
 
-@any_scheme
-def test_flax_nnx_optimizer(make):
+def test_flax_nnx_optimizer():
     class Model(nnx.Module):
         def __init__(self, rngs):
             self.embed = nnx.Embed(ROWS, WIDTH, rngs=rngs)
@@ -334,7 +328,9 @@ def test_flax_nnx_optimizer(make):
             return self.out(self.embed(x).mean(1))
 
     model = Model(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.chain(make(), optax.sgd(0.1)), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(
+        model, optax.chain(gathering(), optax.sgd(0.1)), wrt=nnx.Param
+    )
     graph, state = nnx.split((model, optimizer))
 
     def step(state, batch):
@@ -493,10 +489,9 @@ def shard(x):
 
 
 @pytest.mark.slow
-@any_scheme
-def test_ids_are_for_the_transformation_that_holds_the_leaf(make):
+def test_ids_are_for_the_transformation_that_holds_the_leaf():
     labels = {"embedding": "sparse", "kernel": "dense", "bias": "dense"}
-    parts = {"sparse": make(), "dense": sparsejax.dense_sync()}
+    parts = {"sparse": gathering(), "dense": sparsejax.dense_sync()}
     tx = optax.chain(optax.partition(parts, labels), optimizer())
     assert_same(train(tx, ids=True)[-1][0], reference())
     tx = optax.chain(sparsejax.dense_sync(), optimizer())

@@ -99,16 +99,12 @@ def run(tx, steps, state=None, first=0, dtype=np.float32, touched=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ok_topk", "spardl", "topk_a"])
-def test_metrics_tell_the_bytes_and_the_norm_of_the_residual(name):
-    _, _, state = run(ALL[name](reduce="sum"), 12)
+def test_metrics_tell_the_bytes_and_the_norm_of_the_residual():
+    _, _, state = run(ALL["ok_topk"](), 12)
     found = sparsejax.metrics(state)
     assert found["sync/wire_bytes"] < 0.5 * found["sync/dense_bytes"]
-    if name in CHOOSE_AGAIN:
-        squares = np.square(np.asarray(sparsejax.residuals(state)["embedding"], float))
-        np.testing.assert_allclose(
-            found["sync/residual_norm"], np.sqrt(squares.sum()), 1e-5
-        )
+    squares = np.square(np.asarray(sparsejax.residuals(state)["embedding"], float))
+    np.testing.assert_allclose(found["sync/residual_norm"], np.sqrt(squares.sum()), 1e-5)
 
 
 @pytest.mark.slow
@@ -123,9 +119,9 @@ def test_a_state_goes_through_a_checkpoint():
     jax.tree.map(np.testing.assert_array_equal, after, again)
 
 
-@pytest.mark.parametrize("name", helpers.slow("ok_topk", "spardl"))
-def test_a_state_of_other_ranks_is_an_error_that_says_how_to_go_on(name):
-    tx = ALL[name]()
+@pytest.mark.slow
+def test_a_state_of_other_ranks_is_an_error_that_says_how_to_go_on():
+    tx = ALL["ok_topk"]()
     _, _, state = run(tx, 2)
     with pytest.raises(errors.StateError, match=r"for 4 ranks, and there are 2: .*resized"):
         stepper(tx, state, 2)(gradients(2, 2), jax.tree.map(np.asarray, state))
@@ -176,11 +172,9 @@ def test_a_state_is_not_resized_into_another_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [1, 3])
-def test_numbers_of_16_bits_are_held_in_32(every):
+def test_numbers_of_16_bits_are_held_in_32():
     tx = sparsejax.transforms.gtopk_sync(0.05, reduce="sum")
-    if every > 1:
-        tx = sparsejax.accumulate(tx, every, reduce="sum")
+    tx = sparsejax.accumulate(tx, 3, reduce="sum")
     touched = {"embedding": np.zeros(SHAPES["embedding"], bool)}
     given, applied, state = run(tx, 6, dtype=jnp.bfloat16, touched=touched)
     # Where nothing was applied, nothing was rounded.
@@ -280,12 +274,10 @@ def test_with_all_arguments_static_they_can_be_injected_around(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ok_topk"])
-def test_two_axes_may_be_the_ranks(name):
+def test_two_axes_may_be_the_ranks():
     mesh = helpers.grid(hosts=2, devices=2)
     names = mesh.axis_names
-    make = getattr(systems, f"{name}_sync")
-    pair, one = make(0.05, names), make(0.05)
+    pair, one = MAKE["ok_topk"](axis_name=names), ALL["ok_topk"]()
     state = sparsejax.init(pair, PARAMS, mesh, names)
     specs = sparsejax.state_specs(state)
     step = helpers.shard_map(
@@ -337,8 +329,8 @@ def test_a_second_axis_may_shard_what_is_chosen_from(name, check_vma):
 
 @pytest.mark.slow
 def test_teams_are_timed_by_running_them():
-    times = sparsejax.advise.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), steps=2)
-    assert set(times) == {1, 2, 4}
+    times = sparsejax.advise.measure_teams(PARAMS, 0.05, helpers.mesh_of(2), steps=2)
+    assert set(times) == {1, 2}
     assert all(0 < seconds < 60 for seconds in times.values())
 
 

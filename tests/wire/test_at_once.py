@@ -21,7 +21,7 @@ from tests.wire.test_messages import Setup
 RANKS, SIZE = 3, 3001
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def traced_for_gpus():
     test_messages.exchange_of.cache_clear()
     with helpers.for_gpus():
@@ -97,18 +97,20 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
     def run(x):
         return helpers.call(scheme, x, helpers.init(scheme, x))
 
+    plain = helpers.ranked(run, RANKS)
     # Nothing, one message, three that follow one another, densely.
     inputs = [
         helpers.gradients(RANKS, 1600, density, shape=(2,), seed=5)
         for density in (0, 0.05, 0.55, 1)
     ]
-    wanted_of = [helpers.ranked(run, RANKS)(x) for x in inputs]
+    wanted_of = [plain(x) for x in inputs]
     monkeypatch.setattr(at_once, "unpacks_in_kernels", lambda *_, **__: True)
     monkeypatch.setattr(ladder.Ladder, "pieces_of", lambda steps, rung: 3)
-    summed = helpers.ranked(lambda x: run(x), RANKS)
+    with helpers.for_gpus():  # by traces of its own
+        summed = helpers.ranked(lambda x: run(x), RANKS)
+        found_of = [summed(x) for x in inputs]
     rounds = []
-    for x, wanted in zip(inputs, wanted_of, strict=True):
-        found = summed(x)
+    for x, wanted, found in zip(inputs, wanted_of, found_of, strict=True):
         np.testing.assert_array_equal(found.total[0], helpers.total(x))
         helpers.assert_same_on_all_ranks(found.total)
         ways = [[one.traffic.push, one.traffic.pull] for one in (found, wanted)]

@@ -191,8 +191,6 @@ def test_every_code_delivers_everything_at_any_density(code):
         *helpers.slow(
             (np.float16, (4,), "auto"),
             (jnp.bfloat16, (), "auto"),
-            (np.float32, (3,), "coo16"),
-            (np.float16, (2, 2), "bitmap"),
         ),
     ],
     ids=str,
@@ -211,8 +209,6 @@ def test_every_dtype_and_unit_is_delivered(dtype, shape, code):
         *helpers.slow(
             ("coo8", jnp.bfloat16, (3,), 88),
             ("coo32", np.float32, (), 24),
-            ("coo16", np.float32, (), 24),
-            ("coo8", np.float32, (), 24),
             ("bitmap", np.float16, (), 88),
         ),
     ],
@@ -232,9 +228,7 @@ def test_small_tiles_fill_the_same_messages(monkeypatch, code, dtype, shape, til
     ("code", "dtype"),
     [
         ("falling", np.float32),
-        *helpers.slow(
-            ("rising", np.float32), ("rising", np.float16), ("falling", np.float16)
-        ),
+        *helpers.slow(("rising", np.float16)),
     ],
 )
 def test_codes_do_not_get_in_the_way_of_one_another(code, dtype):
@@ -259,10 +253,10 @@ def test_parts_of_several_blocks_of_65536_are_delivered(code):
         check(setup, helpers.gradients(2, setup.size, density, seed=3))
 
 
-@pytest.mark.parametrize("code", helpers.slow("auto", "coo8"))
-def test_parts_of_more_than_the_longest_message_are_delivered_in_several_rounds(code):
+@pytest.mark.slow
+def test_parts_of_more_than_the_longest_message_are_delivered_in_several_rounds():
     """Long rows: messages of 4 MiB, and shorter ones where two of those save a round."""
-    setup = Setup(code, shape=(64,), n=2, width=36 * 1024, ratio=2)
+    setup = Setup("auto", shape=(64,), n=2, width=36 * 1024, ratio=2)
     steps = setup.ladder
     assert steps.top == 8192 < setup.width // 4
     assert setup.n * steps.top * setup.unit_bytes == 1 << 22
@@ -275,9 +269,8 @@ def test_parts_of_more_than_the_longest_message_are_delivered_in_several_rounds(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [8, 5])
-def test_any_number_of_ranks_delivers(n):
-    setup = Setup(n=n, width=320, ratio=4)
+def test_another_number_of_ranks_delivers():
+    setup = Setup(n=5, width=320, ratio=4)
     for x in gradients(setup):
         check(setup, x)
 

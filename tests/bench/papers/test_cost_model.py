@@ -67,7 +67,7 @@ def split_and_dense(load):
     return load.set_bytes + load.dense_bytes
 
 
-RANKS = [2, *helpers.slow(4, 8)]
+RANKS = [2, *helpers.slow(8)]
 
 
 @functools.cache

@@ -76,7 +76,7 @@ def of_columns(ids, n):
     return float(traffic.payload), float(traffic.wire)
 
 
-SLOW = [(way, n) for way in WAYS for n in (2, 8)]
+SLOW = [(way, 8) for way in WAYS]
 
 
 @pytest.mark.parametrize(("way", "n"), [*((w, 3) for w in WAYS), *helpers.slow(*SLOW)])

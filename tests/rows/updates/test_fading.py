@@ -65,9 +65,12 @@ def test_what_does_not_fade_so_is_not_taken_to(name):
 
 
 @pytest.mark.parametrize(
-    "name", [*ALWAYS, *helpers.slow(*(n for n in FADING if n not in ALWAYS))]
+    ("name", "at_a_time"),
+    [
+        *((name, at_a_time) for name in ALWAYS for at_a_time in (HEIGHT, 7)),
+        *helpers.slow(*((name, HEIGHT) for name in FADING if name not in ALWAYS)),
+    ],
 )
-@pytest.mark.parametrize("at_a_time", [HEIGHT, 7])
 def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypatch):
     """Against the optimizer itself, step by step, its moves added up in two parts.
 

@@ -67,7 +67,7 @@ def assert_sums(n, ids, rows, room=1e-6, **options):
     return jax.tree.map(lambda x: x[0], traffic)
 
 
-@pytest.mark.parametrize("n", [4, *helpers.slow(1, 2, 3, 5, 8)])
+@pytest.mark.parametrize("n", [4, *helpers.slow(1, 5)])
 def test_uniform_ids(n):
     traffic = assert_sums(n, *drawn(n))
     if n > 1:
@@ -100,10 +100,9 @@ def test_a_row_that_is_zero_is_there():
     assert not sums.any()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", *helpers.slow("float16")])
-def test_rows_of_16_bits_are_added_up_in_float32(dtype):
+def test_rows_of_16_bits_are_added_up_in_float32():
     """Equal rows in every place but one, whose sum 16 bits would lose."""
-    ids, rows = drawn(4, CASES["one row"], dtype=dtype)
+    ids, rows = drawn(4, CASES["one row"], dtype="bfloat16")
     rows = np.ones_like(rows)
     listed, sums, _ = program(4)(ids, rows)
     assert sums[0][listed[0] == 0].astype(np.float64).ravel().tolist() == [1200.0] * WIDTH

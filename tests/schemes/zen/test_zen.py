@@ -63,13 +63,13 @@ def bytes_of(n, x, names=("balanced", "hierarchical")):
 
 @pytest.mark.slow
 def test_the_number_of_ranks_decides_by_default():
-    for n, name in ((2, "hierarchical"), (3, "balanced"), (5, "balanced")):
+    for n, name in ((2, "hierarchical"), (3, "balanced")):
         x = draw(n, SIZE, 0.06, "disjoint", "uniform").astype(np.float32)
         run, state = program("auto", n)
         for _ in range(2):
             state, sent, total = run(state, x)
         np.testing.assert_array_equal(total, x.sum(0))
-        assert float(sent) == bytes_of(n, x)[name]
+        assert float(sent) == bytes_of(n, x, (name,))[name]
 
 
 def test_one_round_is_preferred_where_it_sends_less_than_owners_and_a_round_more():
@@ -103,9 +103,9 @@ def test_one_round_is_preferred_where_it_sends_less_than_owners_and_a_round_more
     assert preferred == {True, False}
 
 
-@pytest.mark.parametrize("n", helpers.slow(3, 4))
-def test_few_ranks_send_all_to_all_where_that_costs_less_than_a_round(n):
-    size, rng = 1 << 19, np.random.default_rng(0)
+@pytest.mark.slow
+def test_few_ranks_send_all_to_all_where_that_costs_less_than_a_round():
+    n, size, rng = 3, 1 << 19, np.random.default_rng(0)
     one = rng.random(size) < 0.3
     same = np.broadcast_to(one, (n, size)).astype(np.float32)
     apart = draw(n, size, 0.03, "disjoint", "uniform").astype(np.float32)

@@ -82,6 +82,7 @@ def by_optimizer(sync):
     return net, optimizer, losses
 
 
+@pytest.mark.slow
 def test_a_model_of_nnx_with_its_optimizer():
     net, optimizer, losses = by_optimizer(model.zen())
     dense, _, wanted = by_optimizer(model.dense())
