@@ -35,6 +35,7 @@ class Fault(NamedTuple):
             random time of a step, in another.
         cuts: Whether the host does not hear the others either: it ends by the name of
             process 0.
+        of_network: Whether it needs hosts with networks of their own, and so root.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Fault(NamedTuple):
     pause: float = 0.0
     between: bool = False
     cuts: bool = False
+    of_network: bool = False
 
     def seconds(self, silence: float) -> float:
         """For how long the host stands still."""
@@ -85,16 +87,16 @@ def stand_still(here: host.Here, seconds: float) -> None:
 
 def cut_off(here: host.Here, seconds: float) -> None:
     del seconds
-    if here.namespace:
-        network.run("ip", "link", "set", "eth0", "down", namespace=here.namespace)
+    network.run("ip", "link", "set", "eth0", "down", namespace=here.namespace)
 
 
 def halve_the_rate(here: host.Here, seconds: float) -> None:
     del seconds
-    if here.namespace and here.switch and here.rate:
-        half = f"{network.bits_per_second(here.rate) / 2:.0f}bit"
-        network.limit(here.namespace, "eth0", half)
-        network.limit(here.switch, f"port{here.rank}", half)
+    assert here.namespace
+    assert here.switch
+    half = f"{network.bits_per_second(here.rate) / 2:.0f}bit"
+    network.limit(here.namespace, "eth0", half)
+    network.limit(here.switch, f"port{here.rank}", half)
 
 
 STILL = "stands still for {seconds:.0f} s, "
@@ -133,8 +135,9 @@ FAULTS = {
             ends=True,
             silent=True,
             cuts=True,
+            of_network=True,
         ),
         Fault("pause", STILL + "shorter than that", stand_still, ends=False, pause=0.4),
-        Fault("rate", "has half its rate", halve_the_rate, ends=False),
+        Fault("rate", "has half its rate", halve_the_rate, ends=False, of_network=True),
     )
 }

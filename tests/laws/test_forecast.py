@@ -134,7 +134,7 @@ def blocks_of(scheme, x):
 
 def assert_sent(told, traffic):
     sent = float(traffic.wire - traffic.scalars)
-    assert told.bytes == pytest.approx(sent, rel=1e-6), (told, traffic)
+    assert told.bytes == pytest.approx(sent, rel=1e-6), f"{told}, but {sent:,.0f} were sent"
     if not told.dense:
         rounds = float(traffic.push.rounds + traffic.pull.rounds)
         assert told.rounds == rounds, (told, traffic)

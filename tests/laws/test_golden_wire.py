@@ -602,10 +602,10 @@ def test_every_public_scheme_and_sparsifier_has_a_case():
 
     used = {type(case.scheme) for case in OF_SCHEMES.values()}
     missing = public(schemes, schemes.Scheme) ^ used
-    assert not missing, f"a scheme is a row of OF_SCHEMES; {AGAIN}"
+    assert not missing, f"these have no row in OF_SCHEMES. {AGAIN}"
     named = {kind.__name__ for kind in public(sparsifiers, sparsifiers.Sparsifier)}
     assert len(named) == len(OF_SPARSIFIERS), (
-        f"one of {sorted(named)} is no row of OF_SPARSIFIERS; {AGAIN}"
+        f"one of {sorted(named)} has no row in OF_SPARSIFIERS. {AGAIN}"
     )
 
 

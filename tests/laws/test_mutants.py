@@ -21,7 +21,9 @@ def test_about_sixty_are_at_the_seams():
 
 def test_where_a_test_that_fails_leads_is_listed():
     found = command.noticed_by("tests/wire/test_at_once.py::test_something")
-    assert any(line.startswith("sparsejax/wire/formats.py  Form.pieces  ") for line in found)
+    assert any(
+        line.startswith("sparsejax/wire/formats.py  Form.pieces  ") for line in found
+    )
     # What all tests of a folder notice is listed with each.
     of_folder = "pallas_kernels/striping.py  invert  a slot belongs to another unit"
     assert of_folder in command.noticed_by("tests/units/test_bits.py")

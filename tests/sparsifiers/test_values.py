@@ -6,6 +6,7 @@ every sparsifier and code. What a rank sent is what all ranks add up.
 
 import functools
 import math
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +102,14 @@ def test_conserved_in_the_bits_that_are_explained(values):
     words = 1 + room // 4 + string + beside + len(LARGE) * table
     assert row.sent_bytes == (N - 1) * 4 * words
     assert held["w"].any()
+
+
+@pytest.mark.parametrize("where", ["sparsify", "chunked_sync", "sparsifiers.md"])
+def test_pages_name_every_code(where):
+    page = pathlib.Path(__file__).parents[2] / "docs" / "concepts" / where
+    text = page.read_text() if page.suffix else getattr(sparsejax, where).__doc__
+    missing = [name for name in CODES if f'"{name}"' not in text]
+    assert not missing, f"{where} does not name them"
 
 
 def test_fewer_bits_are_fewer_bytes():

@@ -43,7 +43,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--of", metavar="TEST", help="list those that a test notices")
     options = parser.parse_args(arguments)
     if options.of:
-        print("\n".join(noticed_by(options.of)) or f"No mutant is listed with {options.of}.")
+        found = noticed_by(options.of)
+        print("\n".join(found) if found else f"No mutant is listed with {options.of}.")
         return 0
     for name in options.names:
         if name not in MUTANTS:
