@@ -10,7 +10,8 @@ import textwrap
 
 from recorded import ROOT, Results, digits, seconds, table
 
-from benchmarks.faults.settings import FAULTS, SCHEMES
+from benchmarks.faults.kinds import FAULTS
+from benchmarks.faults.settings import SCHEMES
 
 
 PAGE = ROOT / "docs" / "faults.md"
@@ -22,16 +23,6 @@ REPLICAS, CHECKPOINTS, LARGEST = (
 FUZZ = "make fuzz ARGS=--record"
 ADDED = 0.01  # of a step, what comparing replicas may cost
 
-BEFALLS = {
-    "kill": "is killed",
-    "memory": "is out of memory",
-    "exit": "exits with status 0, in the middle of the job",
-    "leave": "leaves its block before the others",
-    "stop": "stands still for {seconds:.0f} s, longer than the time of silence",
-    "pause": "stands still for {seconds:.0f} s, shorter than that",
-    "cut": "is cut off from the network",
-    "rate": "has half its rate",
-}
 LAWS = {
     "sum": "an array's sum over ranks is NumPy's in float64, and the same bytes on all",
     "tree": "leaves of gradients come out as updates, or ranks hold them",
@@ -63,7 +54,7 @@ def lost(rows):
 
 def befalls(row):
     fault = FAULTS[row["fault"]]
-    return BEFALLS.get(fault.name, fault.name).format(seconds=fault.seconds(row["silence"]))
+    return fault.text.format(seconds=fault.seconds(row["silence"]))
 
 
 def in_order(found, known):

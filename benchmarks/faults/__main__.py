@@ -12,7 +12,8 @@ import tempfile
 import time
 
 from benchmarks.faults import verdicts
-from benchmarks.faults.settings import FAULTS, LOCAL, Settings
+from benchmarks.faults.kinds import FAULTS
+from benchmarks.faults.settings import LOCAL, Settings
 from benchmarks.harness.record import Recorder
 from benchmarks.harness.table import Column
 from benchmarks.testbed import job, network
@@ -57,6 +58,8 @@ def case(settings: Settings) -> dict:
     try:
         with network.hosts(settings.hosts, settings.rate) as net:
             row["shaped"] = net is not None
+            if fault.of_network and net is None:
+                return row | {"wrong": "not tried: it needs network namespaces, and root"}
             wrong = _ended(settings, fault, net, row) if fault.ends else []
             if fault.ends and not wrong:
                 wrong = _resumed(settings, net, row)
@@ -131,7 +134,7 @@ def _ended(settings, fault, net, row):
     for rank, sentence in enumerate(sentences):
         # To a host that is cut off it is process 0 that is silent, and so it is to all
         # others where that is the one.
-        is_cut = fault.name == "cut" and (rank == settings.lost or settings.lost == 0)
+        is_cut = fault.cuts and (rank == settings.lost or settings.lost == 0)
         name = "process " if is_cut else f"process {settings.lost} on host"
         if not sentence.startswith(name):
             said = sentence[:80] or logs[rank].read_text(errors="replace")[-400:]

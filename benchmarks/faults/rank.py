@@ -4,9 +4,6 @@ import hashlib
 import os
 import pathlib
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -16,9 +13,10 @@ from jax.sharding import AxisType, Mesh
 
 import sparsejax
 from benchmarks.faults.books import books
-from benchmarks.faults.settings import AXIS, FAULTS, Settings
+from benchmarks.faults.kinds import FAULTS
+from benchmarks.faults.settings import AXIS, Settings
 from benchmarks.faults.systems import Training
-from benchmarks.testbed import host, network
+from benchmarks.testbed import host
 
 
 def mesh_of_hosts() -> Mesh:
@@ -41,28 +39,8 @@ def checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(found, key=lambda path: int(path.name[5:]))
 
 
-def befall(settings: Settings, here: host.Here) -> None:
-    """Does to this host what the case asks for."""
-    here.report(befallen=time.time())
-    fault = FAULTS[settings.fault]
-    if fault.name == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault.name in ("stop", "pause"):
-        seconds = fault.seconds(settings.silence)
-        again = f"sleep {seconds}; kill -CONT {os.getpid()}"
-        quiet = subprocess.DEVNULL  # else whoever reads this host's output waits for it
-        subprocess.Popen(["sh", "-c", again], start_new_session=True, stdout=quiet)
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if fault.name == "cut" and here.namespace:
-        network.run("ip", "link", "set", "eth0", "down", namespace=here.namespace)
-    if fault.name == "rate" and here.namespace and here.switch and here.rate:
-        half = f"{network.bits_per_second(here.rate) / 2:.0f}bit"
-        network.limit(here.namespace, "eth0", half)
-        network.limit(here.switch, f"port{here.rank}", half)
-
-
-class Fault:
-    """Befalls this host in a step, or does nothing."""
+class Injection:
+    """Lets the fault of a case befall this host in its step, if it is the one."""
 
     def __init__(self, settings: Settings, here: host.Here):
         self._settings, self._here = settings, here
@@ -78,18 +56,16 @@ class Fault:
         is_due = saves == (self._settings.moment == "save")
         if not self._mine or step != self._settings.at or not is_due:
             return False
-        fault = self._settings.fault
-        if fault in ("memory", "exit", "leave"):
-            self._here.report(befallen=time.time())
-        if fault == "memory":
-            np.ones(1 << 50)  # More than there can be; NumPy raises MemoryError.
-        if fault == "exit":
-            sys.exit(0)
-        if fault == "leave":
-            return True
+        if FAULTS[self._settings.fault].between:
+            return bool(self._befall())
         later = self._random.uniform(0, 0.3 if saves else 0.03)
-        threading.Timer(later, befall, (self._settings, self._here)).start()
+        threading.Timer(later, self._befall).start()
         return False
+
+    def _befall(self):
+        self._here.report(befallen=time.time())
+        fault = FAULTS[self._settings.fault]
+        return fault.inject(self._here, fault.seconds(self._settings.silence))
 
 
 def rank(settings: Settings) -> None:
@@ -116,7 +92,7 @@ def train(settings: Settings, here: host.Here, folder: pathlib.Path) -> None:
         state = sparsejax.restore(kept[-1], like=state)
         is_at = {"restored": int(state.step), "digest": digest(state.params)}
         here.report(**is_at, lost=account.lost(state))
-    fault = Fault(settings, here)
+    fault = Injection(settings, here)
     for step in range(int(state.step), settings.steps):
         batches = training.batches(step)
         if fault.at(step):

@@ -1,53 +1,13 @@
 """What a case of `benchmarks.faults` is: a scheme, a fault, and when it befalls whom."""
 
 import dataclasses
-from typing import NamedTuple
 
+from benchmarks.faults.kinds import FAULTS
 from benchmarks.harness import settings
 from benchmarks.harness.settings import option
 
 
 AXIS = "data"
-
-
-class Fault(NamedTuple):
-    """What befalls a host.
-
-    Attributes:
-        name: Its name.
-        ends: Whether the job is to end.
-        silent: Whether that is found by silence, and not at once.
-        pause: For how long the host stands still, over the time of silence.
-    """
-
-    name: str
-    ends: bool
-    silent: bool = False
-    pause: float = 0.0
-
-    def seconds(self, silence: float) -> float:
-        """For how long the host stands still."""
-        return self.pause * silence
-
-    def within(self, silence: float) -> float:
-        """Seconds in which the job has to end."""
-        return ALLOWED + (silence if self.silent else 0.0)
-
-
-ALLOWED = 5.0  # seconds, beside those of silence
-FAULTS = {
-    fault.name: fault
-    for fault in (
-        Fault("kill", ends=True),
-        Fault("memory", ends=True),
-        Fault("exit", ends=True),
-        Fault("leave", ends=True, silent=True),
-        Fault("stop", ends=True, silent=True, pause=2.0),
-        Fault("cut", ends=True, silent=True),
-        Fault("pause", ends=False, pause=0.4),
-        Fault("rate", ends=False),
-    )
-}
 LOCAL = ("diloco", "sparse_loco")  # they train by local steps
 SCHEMES = (
     *("dense", "zen", "dgc", "dragonn", "ok_topk", "spardl", "gtopk"),

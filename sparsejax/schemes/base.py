@@ -173,7 +173,7 @@ class Scheme(abc.ABC):
         """Sums an array over the ranks.
 
         Args:
-            x: This rank's array: [units], or [units, width] where a unit is a row.
+            x: This rank's units; `x.dense()` is [units], or [units, width] of rows.
             state: The state of the scheme.
             wire: The ranks, and the dtype in which values travel.
 

@@ -165,11 +165,12 @@ class Selector(Sparsifier, abc.ABC):
                 or wider.
             state: The state of the sparsifier for this array.
             draw: The step, a seed and k.
-            capacity: The largest number of indices.
+            capacity: The largest number of indices, known when traced; k is not.
 
         Returns:
-            The indices of the selected elements, int32 [capacity], each at most once and
-            padded with `size`; and the next state.
+            The indices of the selected elements, int32 [capacity], in any order, each at
+            most once and padded with `size`; and the next state. Unless all ranks select
+            the same, a zero is never selected, and a NaN as if it were the largest.
         """
 
     def select_all(

@@ -1,8 +1,10 @@
 """Jobs in which something befalls a host: they end by its name, and nothing is lost."""
 
+import contextlib
 import dataclasses
 import functools
 import tempfile
+import threading
 from typing import NamedTuple
 
 import jax
@@ -12,7 +14,9 @@ import pytest
 
 import sparsejax
 from benchmarks.faults import __main__ as faults, books, systems
-from benchmarks.faults.settings import FAULTS, LOCAL, SCHEMES, Settings
+from benchmarks.faults.kinds import FAULTS, Fault
+from benchmarks.faults.rank import Injection
+from benchmarks.faults.settings import LOCAL, SCHEMES, Settings
 from sparsejax.rounds import LocalStepsState
 from sparsejax.rows.updates.state import LazyState
 from sparsejax.state.pending import Pending
@@ -31,6 +35,45 @@ def test_every_scheme_and_fault_has_a_name():
     assert FAULTS["stop"].seconds(5.0) == 2 * FAULTS["stop"].within(0.0) == 10.0
     with pytest.raises(ValueError, match="unknown faults 'fire'"):
         Settings(faults=("fire",))
+
+
+class Host:
+    """A host that keeps what it is told."""
+
+    rank = 1
+
+    def __init__(self):
+        self.reported = []
+
+    def report(self, **numbers):
+        self.reported.append([*numbers])
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_fault_of_the_table_befalls_its_host_in_its_step(between, monkeypatch):
+    done = []
+    inject = lambda here, seconds: done.append((here, seconds)) or True
+    new = Fault("new", "is new", inject, ends=True, pause=4.0, between=between)
+    monkeypatch.setitem(FAULTS, "new", new)
+    settings = Settings(at=5, lost=1, fault="new", silence=0.5)
+    here, other = Host(), Host()
+    other.rank = 0
+    leaves = [Injection(settings, other).at(5), *map(Injection(settings, here).at, (4, 5))]
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
+    assert done == [(here, 2.0)]
+    assert (here.reported, other.reported) == ([["befallen"]], [])
+    # One in a step is in another thread, and does not tell the one that trains to leave.
+    assert leaves == [False, False, between]
+
+
+def test_a_fault_of_the_network_is_not_as_promised_without_one(monkeypatch):
+    monkeypatch.setattr(faults.network, "hosts", lambda *_: contextlib.nullcontext())
+    for fault in ("cut", "rate"):
+        row = faults.case(Settings(scheme="zen", fault=fault))
+        assert row["shaped"] is False
+        assert "not tried" in row["wrong"]
 
 
 def test_hosts_that_train_in_rounds_are_befallen_at_each_moment():

@@ -1,5 +1,7 @@
 """The exchange of chunks in NumPy's float64, written from its formulas, entry by entry."""
 
+import functools
+
 import numpy as np
 
 
@@ -72,6 +74,13 @@ def int8(x):
     return np.round(x / (step or 1)) * step
 
 
+def floating(x, bits, least):
+    """The nearest of so many significant bits, no finer than the least exponent has."""
+    exponent = np.frexp(x)[1] - 1
+    step = 2.0 ** (np.maximum(exponent, least) - bits + 1)
+    return np.round(x / step) * step
+
+
 def minifloat(x):
     """float8_e4m3fn of numbers that are scaled to end at 448, by its definition."""
     scale = np.abs(x).max() / 448 or 1
@@ -89,8 +98,11 @@ def powers(x):
     return np.where(nearest < -3, 0, np.sign(x) * 2.0**nearest * mean)
 
 
+# What comes back of a leaf, by code.
 QUANTIZED = {
     "float32": lambda x: x,
+    "bfloat16": functools.partial(floating, bits=8, least=-126),
+    "float16": functools.partial(floating, bits=11, least=-14),
     "int8": int8,
     "fp8": minifloat,
     "4bit": powers,

@@ -90,8 +90,8 @@ def check_chosen(program: Program, data: given.Data) -> set[str]:
         whole = (x[:, step] + held).astype(np.float64)
         held = left[:, step]
         found = totals[0, step].astype(np.float64) + held.astype(np.float64).sum(0)
-        error, scale = np.abs(found - whole.sum(0)), np.abs(whole).sum(0)
-        assert (error <= 1e-6 * scale + 1e-30).all(), f"step {step}: off by {error.max()}"
+        room = 1e-6 * np.abs(whole).sum(0) + 1e-30
+        helpers.assert_within(found, whole.sum(0), room, f"step {step}")
         told = Traffic.of_one(numbers[0, step])
         assert float(told.payload) <= float(told.wire) * ALMOST
         went |= ways.of_bytes(told.wire, told.dense)
@@ -135,9 +135,8 @@ def check_tree(program: Program, data: given.Data) -> set[str]:
             scale = np.full_like(scale, scale.sum())
         info = jnp.finfo(x.dtype)
         room = max(1e-6, (program.ranks + 2 + mean) * float(info.eps))
-        error = np.abs(exact.sum((0, 1)) - sent - held)
         least = 1e-30 + (program.ranks * program.steps * times) * float(info.tiny)
-        assert (error <= room * scale + least).all(), f"{name}: off by {error.max()}"
+        helpers.assert_within(sent + held, exact.sum((0, 1)), room * scale + least, name)
     return went
 
 
@@ -203,9 +202,8 @@ def _assert_listed(program, dense, ids, values, units):
     wide = jnp.promote_types(program.dtype, jnp.float32)
     eps = (program.ranks + 2) * float(jnp.finfo(program.dtype).eps)
     room = eps + many.max(initial=0) * float(jnp.finfo(wide).eps)
-    error = np.abs(dense * mean - exact)
     least = float(jnp.finfo(program.dtype).tiny) * mean
-    assert (error <= room * scale + least).all(), f"off by {error.max()}"
+    helpers.assert_within(dense * mean, exact, room * scale + least)
 
 
 def assert_sum(got: np.ndarray, x: np.ndarray, mean: bool = False) -> None:
@@ -231,7 +229,7 @@ def assert_sum(got: np.ndarray, x: np.ndarray, mean: bool = False) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs(got - want)
         bad = close & ~(error <= room) & (error == error)
-    assert not bad.any(), f"off by {error[bad].max()} at {np.argwhere(bad)[:3].tolist()}"
+    assert not bad.any(), f"off by {error[bad].max()}: {helpers.places_of(bad)}"
 
 
 def _gradients(program, data):

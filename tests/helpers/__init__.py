@@ -32,8 +32,10 @@ from tests.helpers.meshes import (
     shard_map as shard_map,
 )
 from tests.helpers.oracle import (
+    assert_within as assert_within,
     is_nonzero as is_nonzero,
     packed as packed,
+    places_of as places_of,
     total as total,
     unpacked as unpacked,
 )

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax.units.ownership import StripedHash
+from tests.helpers.oracle import assert_within
 
 
 def listed_ids(n: int, height: int, count: int) -> dict[str, np.ndarray]:
@@ -59,5 +60,5 @@ def assert_sum_of_rows(total, ids, rows, height: int, room: float, where: str = 
     exact, scale = np.zeros((2, height, rows.shape[-1]))
     np.add.at(exact, ids[inside], rows[inside].astype(np.float64))
     np.add.at(scale, ids[inside], np.abs(rows[inside].astype(np.float64)))
-    error = np.abs(sums[real] - exact[listed[real]])
-    assert (error <= room * scale[listed[real]]).all(), f"{where}: off by {error.max()}"
+    of_listed = exact[listed[real]]
+    assert_within(sums[real], of_listed, room * scale[listed[real]], where)

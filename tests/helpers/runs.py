@@ -13,6 +13,7 @@ from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units.dense import Dense
 from sparsejax.wire.collectives import Wire
 from tests.helpers.meshes import AXIS, mesh_of, shard_map
+from tests.helpers.oracle import places_of
 
 
 WIRE = Wire(AXIS)
@@ -133,11 +134,19 @@ def octets(tree: Any) -> dict[str, bytes | int | str]:
 
 def assert_same_on_all_ranks(results: Any) -> None:
     """Raises unless every rank, a row each, has the same bytes."""
-    for leaf in jax.tree.leaves(results):
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(results):
         rows = np.asarray(leaf)
         for rank in range(1, len(rows)):
-            same = rows[rank].tobytes() == rows[0].tobytes()
-            assert same, f"rank {rank} differs from rank 0"
+            if rows[rank].tobytes() == rows[0].tobytes():
+                continue
+            where = places_of((_bytes_of(rows[rank]) != _bytes_of(rows[0])).any(-1))
+            leaf_is = f" of {jax.tree_util.keystr(keys)}" if keys else ""
+            raise AssertionError(f"rank {rank} differs from rank 0 in {where}{leaf_is}")
+
+
+def _bytes_of(x):
+    """uint8 [..., bytes of a number]; of zeros and NaNs only these tell them apart."""
+    return np.frombuffer(x.tobytes(), np.uint8).reshape(*x.shape, x.itemsize)
 
 
 # --- Schemes.

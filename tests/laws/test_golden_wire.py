@@ -601,9 +601,12 @@ def test_every_public_scheme_and_sparsifier_has_a_case():
         return {kind for kind in kinds if issubclass(kind, base) and kind is not base}
 
     used = {type(case.scheme) for case in OF_SCHEMES.values()}
-    assert public(schemes, schemes.Scheme) == used
+    missing = public(schemes, schemes.Scheme) ^ used
+    assert not missing, f"these have no row in OF_SCHEMES. {AGAIN}"
     named = {kind.__name__ for kind in public(sparsifiers, sparsifiers.Sparsifier)}
-    assert len(named) == len(OF_SPARSIFIERS), sorted(named)
+    assert len(named) == len(OF_SPARSIFIERS), (
+        f"one of {sorted(named)} has no row in OF_SPARSIFIERS. {AGAIN}"
+    )
 
 
 def main():

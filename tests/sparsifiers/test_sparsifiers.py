@@ -1,6 +1,6 @@
-"""What each sparsifier selects. A new one is a row in SPARSIFIERS.
+"""What each sparsifier selects: those of the table in `laws/test_conservation.py`.
 
-That nothing is lost is tested in laws/test_conservation.py.
+That nothing is lost is tested there.
 """
 
 import functools
@@ -19,26 +19,15 @@ from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.units.selection import magnitudes
 from tests import helpers
+from tests.laws.test_conservation import SPARSIFIERS
 
 
 SIZE = 20011  # long enough for thresholds to come from a sample
 DENSITY = 0.02
-SPARSIFIERS = {
-    "top_k": sparsifiers.TopK(DENSITY),
-    "random_k": sparsifiers.RandomK(DENSITY),
-    "striding": sparsifiers.Striding(DENSITY),
-    "threshold": sparsifiers.Threshold(DENSITY, 2.0),
-    "dgc": sparsifiers.DGC(DENSITY),
-    "dgc_of_one_round": sparsifiers.DGC(DENSITY, rounds=0, upper=1.05),
-    "dgc_warmup": sparsifiers.DGC(sparsifiers.Warmup(DENSITY, 4, start=0.2)),
-    "ms_top_k": sparsifiers.MSTopK(DENSITY),
-    "gaussian_k": sparsifiers.GaussianK(DENSITY),
-    "reuse_threshold": sparsifiers.ReuseThreshold(DENSITY, every=3),
-    "dragonn": sparsifiers.Dragonn(DENSITY),
-    "dragonn_tables": sparsifiers.Dragonn(DENSITY, slots=1.5, tables=2),
-}
+EACH = {name: make(DENSITY) for name, make in SPARSIFIERS.items()}
+SELECTING = {name: kind for name, kind in EACH.items() if isinstance(kind, base.Selector)}
 # By an exact and by a sampled threshold, by chance, by hashing.
-DIFFERENT = ("top_k", "random_k", "dgc", "dragonn")
+DIFFERENT = ("TopK", "RandomK", "DGC", "Dragonn")
 
 
 @pytest.fixture(autouse=True)
@@ -68,32 +57,32 @@ def selecting(sparsifier, size):
 
 
 @pytest.mark.parametrize(
-    "name", [*DIFFERENT, *helpers.slow(*(x for x in SPARSIFIERS if x not in DIFFERENT))]
+    "name", [*DIFFERENT, *helpers.slow(*(x for x in SELECTING if x not in DIFFERENT))]
 )
 def test_places_are_in_range_and_none_comes_twice(name):
     x = long_tails()
     few = np.where(np.abs(x) > 20, x, 0)
     nan = np.where(np.arange(SIZE) % 20 == 3, np.nan, x)
     for case in (x, 0 * x, np.full_like(x, 0.5), few, nan, np.full_like(x, np.nan)):
-        found = np.asarray(selecting(SPARSIFIERS[name], SIZE)(case, jnp.int32(2)))
+        found = np.asarray(selecting(SELECTING[name], SIZE)(case, jnp.int32(2)))
         used = found[found != SIZE]
         assert ((used >= 0) & (used < SIZE)).all()
         assert len(np.unique(used)) == len(used)
-        if not SPARSIFIERS[name].shared:
+        if not SELECTING[name].shared:
             assert (case[used] != 0).all()  # zeros never go
             if not case.all():  # few others: all of them, but who found no slot
                 sent, there = len(used), np.count_nonzero(case)
-                assert sent >= (0.8 if "dragonn" in name else 1.0) * there
+                assert sent >= (0.8 if "Dragonn" in name else 1.0) * there
             if np.isnan(case).any():
                 assert np.isnan(case[used]).any()
 
 
-@pytest.mark.parametrize("name", ["dgc", "gaussian_k", "ms_top_k", "reuse_threshold"])
+@pytest.mark.parametrize("name", ["DGC", "GaussianK", "MSTopK", "ReuseThreshold"])
 def test_approximate_ones_find_about_the_largest(name):
     x = long_tails()
     wanted = int(np.ceil(DENSITY * SIZE))
     least = np.sort(np.abs(x))[-wanted]
-    found = np.asarray(selecting(SPARSIFIERS[name], SIZE)(x, jnp.int32(0)))
+    found = np.asarray(selecting(SELECTING[name], SIZE)(x, jnp.int32(0)))
     used = found[found != SIZE]
     assert 0.75 * wanted <= len(used) <= 1.3 * wanted
     assert np.abs(x[used]).min() > 0.8 * least

@@ -169,7 +169,8 @@ def test_a_bad_step_is_left_out_everywhere_and_told(name):
     helpers.assert_same_on_all_ranks((updates, states.skipped, states.found.last))
     before = at(states.inner, 0)
     for step, (*_, said) in BAD.items():
-        assert not any(x.any() for x in jax.tree.leaves(at(updates, step)))
+        applied = any(x.any() for x in jax.tree.leaves(at(updates, step)))
+        assert not applied, f"step {step} is applied, which is to be left out: {said}"
         assert helpers.octets(at(states.inner, step)) == helpers.octets(before), (
             f"step {step} is kept"
         )

@@ -1,19 +1,36 @@
 """Runs mutants.
 
     python -m tests.laws.mutants [--all | NAME ...]
+    python -m tests.laws.mutants --of tests/wire/test_at_once.py
 
 Copies the tree, makes one edit, runs the tests listed with it that are not slow, and goes
 on with the next: a law that nothing can break is no law. Each mutant ends "caught", with
 the first test that failed, or "MISSED"; the exit status is how many were missed. Before
 the first edit the same tests must pass without one. Those at the seams take a quarter of an
 hour on two cores, all of them more than an hour.
+
+`--of` runs nothing: it lists where the edits are that a file of tests notices. Where one of
+its tests fails, that is where to look.
 """
 
 import argparse
 import sys
 import time
 
+from tests import edits
 from tests.laws.mutants import MUTANTS, control, run
+
+
+def noticed_by(test: str) -> list[str]:
+    """The places of the edits that a file of tests notices, a line each."""
+    file = test.partition("::")[0]
+    found = []
+    for name, mutant in MUTANTS.items():
+        # Some are noticed by all tests of a folder.
+        if any(file.startswith(one.partition("::")[0]) for one in mutant.tests):
+            module = edits.find(mutant.edit).file.relative_to(edits.ROOT)
+            found.append(f"{module}  {mutant.edit.at}  {name}")
+    return sorted(found)
 
 
 def main(arguments: list[str]) -> int:
@@ -23,7 +40,12 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants; at the seams")
     parser.add_argument("--all", action="store_true", help="all mutants")
+    parser.add_argument("--of", metavar="TEST", help="list those that a test notices")
     options = parser.parse_args(arguments)
+    if options.of:
+        found = noticed_by(options.of)
+        print("\n".join(found) if found else f"No mutant is listed with {options.of}.")
+        return 0
     for name in options.names:
         if name not in MUTANTS:
             parser.error(f"there is no mutant {name!r} in tests/laws/mutants/*.toml")
