@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
-from pallas_kernels import platforms
+from pallas_kernels import platforms, rank_select
 from pallas_kernels.platforms import by_platform
 from tests import helpers
 
@@ -45,3 +45,34 @@ def test_a_program_for_all_platforms_runs_what_suits_this_one():
 def test_over_other_devices_what_is_for_cpus_is_left_out(platform, monkeypatch):
     monkeypatch.setattr(platforms, "traced_for", lambda: platform)
     assert traced(helpers.mesh_of(2)) == {OTHER}
+
+
+# --- What a TPU does otherwise than a GPU.
+
+
+def largest_scatter(platform):
+    """The updates of the largest scatter that lists two sets of 65,536 units each."""
+    words = jax.ShapeDtypeStruct((2, 2048), jnp.uint32)
+    run = lambda words: rank_select.slots_of(words, jnp.int32(0), 512)
+    over = helpers.described(platform, data=2)
+    mapped = jax.shard_map(run, mesh=over, in_specs=P(), out_specs=P())
+    return max(helpers.scatters(jax.make_jaxpr(mapped)(words)))
+
+
+def test_on_tpus_sets_are_searched_and_on_gpus_each_unit_writes_itself():
+    assert largest_scatter("tpu") <= 2 * 2048  # marks, at most one a word
+    for platform in ("cuda", "rocm"):
+        assert largest_scatter(platform) == 2 * 65_536
+
+
+def test_of_tpus_alone_the_policy_differs():
+    policies = {}
+    for platform in ("cpu", "cuda", "rocm", "tpu"):
+        with helpers.traced_for(platform):
+            policies[platform] = platforms.policy()
+    assert policies["cuda"] == policies["rocm"]
+    gpu, tpu = policies["cuda"], policies["tpu"]
+    assert (gpu.at_once, gpu.scatters, gpu.numbers, gpu.row) == (True, True, True, 1)
+    assert (tpu.at_once, tpu.scatters, tpu.numbers, tpu.row) == (True, False, False, 128)
+    cpu = policies["cpu"]
+    assert (cpu.at_once, cpu.scatters, cpu.numbers, cpu.row) == (False, False, True, 1)
