@@ -65,13 +65,24 @@ def policy() -> Policy:
 
 
 def by_platform(
-    *operands: Any, cpu: Callable[..., Any], default: Callable[..., Any]
+    *operands: Any,
+    cpu: Callable[..., Any],
+    default: Callable[..., Any],
+    tpu: Callable[..., Any] | None = None,
 ) -> Any:
-    """Calls the function that suits the platform: one for CPUs, one for all others."""
+    """Calls the function that suits the platform.
+
+    Args:
+        *operands: What it is called with.
+        cpu: That for CPUs.
+        default: That for all others.
+        tpu: That for TPUs; `default` if None.
+    """
+    own = {"cpu": cpu} | ({} if tpu is None else {"tpu": tpu})
     platform = traced_for()
     if platform is None:
-        return lax.platform_dependent(*operands, cpu=cpu, default=default)
-    return (cpu if platform == "cpu" else default)(*operands)
+        return lax.platform_dependent(*operands, **own, default=default)
+    return own.get(platform, default)(*operands)
 
 
 def alone(

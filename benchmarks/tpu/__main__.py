@@ -21,8 +21,6 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
-import jax
-
 from benchmarks.harness import settings, table
 from benchmarks.harness.record import Recorder, say
 from benchmarks.harness.settings import option
@@ -71,9 +69,7 @@ def main() -> int:
         except Exception as error:
             say(f"libtpu is needed to compile for TPUs; `make tpu` installs it: {error}")
             return 1
-        with jax.set_mesh(where):
-            lowered = step.lowered(where)
-        found = compiled(lowered)
+        found = compiled(step.lowered(where))
         say(f"{step.named()}: compiled in {found.compile:.1f} s, {found.operations}")
         record.add(step=step.name, chips=step.chips, **found._asdict())
         wrong += exceeded(step, found)

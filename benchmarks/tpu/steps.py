@@ -107,7 +107,8 @@ def summing(scheme: schemes.Scheme, leaf: str, like: Any) -> Callable[[Mesh], An
         mapped = jax.shard_map(
             run, mesh=where, in_specs=(by_rank, specs), out_specs=(P(), specs)
         )
-        return jax.jit(mapped).lower(placed(each, where, by_rank), state)
+        with jax.set_mesh(where):
+            return jax.jit(mapped).lower(placed(each, where, by_rank), state)
 
     return lowered
 
@@ -146,7 +147,9 @@ def training(where: Mesh) -> Any:
         step, mesh=where, in_specs=(P(), specs, by_rank), out_specs=(P(), specs)
     )
     given = placed(params, where, P()), state, placed(ids, where, by_rank)
-    return jax.jit(mapped, donate_argnums=(0, 1)).lower(*given)
+    # Not around all of it: `lazy` runs the optimizer on some numbers, here.
+    with jax.set_mesh(where):
+        return jax.jit(mapped, donate_argnums=(0, 1)).lower(*given)
 
 
 _ZEN = schemes.Zen()

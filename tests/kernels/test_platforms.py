@@ -7,6 +7,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 from pallas_kernels import platforms, rank_select
 from pallas_kernels.platforms import by_platform
+from pallas_kernels.reference import ordered
 from tests import helpers
 
 
@@ -76,3 +77,29 @@ def test_of_tpus_alone_the_policy_differs():
     assert (tpu.at_once, tpu.scatters, tpu.numbers, tpu.row) == (True, False, False, 128)
     cpu = policies["cpu"]
     assert (cpu.at_once, cpu.scatters, cpu.numbers, cpu.row) == (False, False, True, 1)
+
+
+def adds_by_sorting(platform):
+    """Whether rows whose places may repeat are sorted before they are added."""
+    over = helpers.described(platform, data=1)
+    mapped = jax.shard_map(ordered.add_repeated, mesh=over, in_specs=P(), out_specs=P())
+    like = jax.ShapeDtypeStruct((64, 2), jnp.float32)
+    places = jax.ShapeDtypeStruct((64,), jnp.int32)
+    return " sort[" in str(jax.make_jaxpr(mapped)(like, places, like))
+
+
+def test_only_where_additions_may_be_atomic_are_repeated_places_sorted():
+    found = {name: adds_by_sorting(name) for name in ("cpu", "tpu", "cuda", "rocm")}
+    assert found == {"cpu": False, "tpu": False, "cuda": True, "rocm": True}
+
+
+def test_a_program_for_all_platforms_has_a_way_of_its_own_for_tpus():
+    ways = {"cpu": CPU, "tpu": 7.0, "cuda": OTHER}
+    choose = lambda x: by_platform(
+        x, cpu=lambda x: x * CPU, tpu=lambda x: x * 7.0, default=lambda x: x * OTHER
+    )
+    traced = jax.jit(choose).trace(jnp.float32(1))
+    for platform, factor in ways.items():
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        kept = [f for f in ways.values() if f"dense<{f:e}>" in text]
+        assert kept == [factor], platform
