@@ -139,10 +139,11 @@ def load_of(n, dtype, ids):
 @pytest.mark.parametrize(
     ("name", "n"), [("balanced", 3), *helpers.slow(("zen", 8), ("ag_sparse", 3))]
 )
-def test_rows_that_are_traced_for_gpus_are_the_same(name, n):
-    """Pairs are sorted there, and bounds compared with all."""
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_rows_that_are_traced_for_other_platforms_are_the_same(platform, name, n):
+    """Pairs are sorted there, and bounds compared with all; on TPUs slots go alone."""
     program.cache_clear()
-    with helpers.for_gpus():
+    with helpers.traced_for(platform):
         check(name, n)
     program.cache_clear()
 

@@ -177,6 +177,18 @@ def test_rows_go_by_their_scheme_without_a_scatter_over_all_units(sizes):
     assert max(helpers.scatters(gpu[0])) >= part
 
 
+def test_what_is_searched_is_exact_at_any_density():
+    """The program for TPUs, run on CPUs: by entries, with whole sums back, densely."""
+    run = lambda x: helpers.call(ZEN, x).total
+    with helpers.traced_for("tpu"):
+        summed = helpers.ranked(run, 3)
+        for density in (0.0, 0.01, 0.2, 0.3, 1.0):
+            x = helpers.gradients(3, 1600, density, shape=(2,), seed=5)
+            totals = summed(x)
+            helpers.assert_same_on_all_ranks(totals)
+            np.testing.assert_array_equal(totals[0], helpers.total(x))
+
+
 @pytest.mark.parametrize("sizes", [{"data": 2}, *helpers.slow({"slices": 2, "data": 2})])
 def test_listed_rows_have_no_scatter_of_more_updates_than_there_is_room_for_rows(sizes):
     count, height, width = 512, 1 << 20, 128
