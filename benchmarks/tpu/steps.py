@@ -156,8 +156,9 @@ _ZEN = schemes.Zen()
 _TABLE = array(ROWS, WIDTH)
 _LISTED = rows(LISTED, HEIGHT, LANES)
 _BY_ROWS = f"zen, {ROWS:,} x {WIDTH}"
-# Of rows across slices, and of what comes after.
-_MOST = 20_000_000
+# Bytes of code of rows across slices: of an array, and of lists, which are sorted, merged
+# and exchanged twice. The latter is what was counted, and 4% more.
+_MOST, _MOST_OF_LISTS = 20_000_000, 26_000_000
 
 STEPS = [
     Step("psum, 16 MB", "v5e", summing(schemes.AllReduce(), "kernel", array(NUMBERS))),
@@ -179,7 +180,7 @@ STEPS = [
         summing(_ZEN, "embedding", _LISTED),
         updates=8 * LISTED,
         table=HEIGHT * LANES,
-        code=_MOST,
+        code=_MOST_OF_LISTS,
     ),
     Step(
         f"zen and lazy Adam, {LISTED:,} rows of 1M x {LANES}",

@@ -73,10 +73,10 @@ def test_of_tpus_alone_the_policy_differs():
             policies[platform] = platforms.policy()
     assert policies["cuda"] == policies["rocm"]
     gpu, tpu = policies["cuda"], policies["tpu"]
-    assert (gpu.at_once, gpu.scatters, gpu.numbers, gpu.row) == (True, True, True, 1)
-    assert (tpu.at_once, tpu.scatters, tpu.numbers, tpu.row) == (True, False, False, 128)
-    cpu = policies["cpu"]
-    assert (cpu.at_once, cpu.scatters, cpu.numbers, cpu.row) == (False, False, True, 1)
+    assert gpu[3:] == (True, True, 1)
+    assert tpu[3:] == (False, False, 128)
+    assert policies["cpu"][3:] == (False, True, 1)
+    assert gpu[:3] == tpu[:3] == (True, 1, 4)
 
 
 def adds_by_sorting(platform):
