@@ -112,7 +112,8 @@ class Lists:
         """
         room = slots.shape[1]
         sizes = self.sizes or message_sizes(room, self.row_bytes)
-        number, received, sent = sizes.number(need), [], np.zeros(len(sizes.rooms))
+        number = sizes.number(need)
+        received, sent = [], np.zeros(len(sizes.rooms))
         for message in self._to_words(slots, values):
             each = message.shape[1] // room
             words = [columns * each for columns in sizes.rooms]
