@@ -5,7 +5,7 @@
 libtpu compiles for a slice that is only described. Of each step the time to compile it, its
 temporaries, its code and its largest scatter are printed: a TPU writes what a scatter is
 given one update after another. It ends with an error where a step of rows across slices has
-a scatter of more updates than there are rows, or a copy of a table, or 20 MB of code.
+a scatter of more updates than there are rows, a copy of a table, or more code than counted.
 """
 
 import dataclasses
