@@ -14,7 +14,7 @@ AOT_BESIDE = $(shell $(PYTHON) -c 'import sys; \
 	print(".venv-aot-0.10 .venv-aot-0.12" * (sys.version_info >= (3, 12)))' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz ptx lint docs bench analysis aot device lock audit clean
+.PHONY: help demo test test-all fuzz ptx lint docs bench analysis aot device tpu lock audit clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -62,6 +62,9 @@ aot-in-%: %/aot.stamp
 device: .venv-aot/aot.stamp  ## Count what a step takes of a GPU, without one
 	@.venv-aot/bin/python -m benchmarks.device $(ARGS)
 
+tpu: .venv-tpu/tpu.stamp  ## Compile steps for TPUs, without one, in half an hour
+	@.venv-tpu/bin/python -m benchmarks.tpu $(ARGS)
+
 lock:  ## Pin the packages that CI installs anew, with their hashes
 	@PYTHON="$(PYTHON)" .ci/lock $(ARGS)
 
@@ -69,7 +72,7 @@ audit:  ## Look for known vulnerabilities of these packages
 	@PYTHON="$(PYTHON)" .ci/audit
 
 clean:  ## Remove the virtual environments and all caches
-	rm -rf .venv .venv-newest .venv-aot* build dist docs/_build demo.png
+	rm -rf .venv .venv-newest .venv-aot* .venv-tpu build dist docs/_build demo.png
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -96,8 +99,17 @@ clean:  ## Remove the virtual environments and all caches
 		$$pip install jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
 	@touch $@
 
+# With libtpu there, JAX looks for a TPU at every start. It comes in the version that JAX asks
+# for.
+.venv-tpu/tpu.stamp: .venv-tpu/python.stamp pyproject.toml
+	@echo "Installing JAX with libtpu into .venv-tpu, about 400 MB ..."
+	@.venv-tpu/bin/python -m pip --disable-pip-version-check --quiet install 'jax[tpu]' \
+		--editable '.[demo]'
+	@touch $@
+
 # Where Python comes without ensurepip, its own pip fills the environment.
-.venv/python.stamp .venv-aot/python.stamp $(AOT_BESIDE:%=%/python.stamp):
+.venv/python.stamp .venv-aot/python.stamp .venv-tpu/python.stamp \
+		$(AOT_BESIDE:%=%/python.stamp):
 	@test -n "$(PYTHON)" || { \
 		echo "No Python 3.11 or newer was found; name one with PYTHON=..." >&2; exit 1; }
 	@echo "Making a virtual environment in $(@D) with $$($(PYTHON) --version) ..."

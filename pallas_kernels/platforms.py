@@ -25,7 +25,8 @@ class Policy(NamedTuple):
 
     On CPUs a loop in a kernel costs what it computes, and XLA makes vectors of what is
     simple. Elsewhere each operation is a launch, and the host waits for each number that a
-    program looks at.
+    program looks at. A TPU also writes what a scatter is given one after another, and keeps
+    rows as wide as its vectors.
 
     Attributes:
         at_once: Whether a stage works on whole arrays, in few operations, and no loop's
@@ -34,30 +35,54 @@ class Policy(NamedTuple):
             on CPUs; elsewhere a second look would be a second kernel.
         fused: Steps, one after another, that may be one kernel, in which each does all
             those before it again: on CPUs none.
+        scatters: Whether a set is listed by a scatter with an update for each unit, or each
+            word of them: those that are present write themselves; else it is searched.
+        numbers: Whether single numbers are worth listing, which takes an index, and an
+            update of a scatter, for each; else they are summed densely.
+        row: To how many numbers a row of a table is padded in memory; 1 if it is not.
     """
 
     at_once: bool
     lanes: int
     fused: int
+    scatters: bool
+    numbers: bool = True
+    row: int = 1
 
 
-_CPUS = Policy(at_once=False, lanes=8, fused=0)
-_OTHERS = Policy(at_once=True, lanes=1, fused=4)
+_CPUS = Policy(at_once=False, lanes=8, fused=0, scatters=False)
+_OTHERS = Policy(at_once=True, lanes=1, fused=4, scatters=True)
+_BY_PLATFORM = {
+    None: _CPUS,
+    "cpu": _CPUS,
+    "tpu": _OTHERS._replace(scatters=False, numbers=False, row=128),
+}
 
 
 def policy() -> Policy:
     """Returns the policy of the platform that is traced for; that of CPUs if none is."""
-    return _CPUS if traced_for() in (None, "cpu") else _OTHERS
+    return _BY_PLATFORM.get(traced_for(), _OTHERS)
 
 
 def by_platform(
-    *operands: Any, cpu: Callable[..., Any], default: Callable[..., Any]
+    *operands: Any,
+    cpu: Callable[..., Any],
+    default: Callable[..., Any],
+    tpu: Callable[..., Any] | None = None,
 ) -> Any:
-    """Calls the function that suits the platform: one for CPUs, one for all others."""
+    """Calls the function that suits the platform.
+
+    Args:
+        *operands: What it is called with.
+        cpu: That for CPUs.
+        default: That for all others.
+        tpu: That for TPUs; `default` if None.
+    """
+    own = {"cpu": cpu} | ({} if tpu is None else {"tpu": tpu})
     platform = traced_for()
     if platform is None:
-        return lax.platform_dependent(*operands, cpu=cpu, default=default)
-    return (cpu if platform == "cpu" else default)(*operands)
+        return lax.platform_dependent(*operands, **own, default=default)
+    return own.get(platform, default)(*operands)
 
 
 def alone(

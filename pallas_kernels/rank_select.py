@@ -14,7 +14,7 @@ Each unit that is present finds its own rank, from the bits up to its word and t
 it in the word, and writes itself there: one kernel over all units. Where these are many,
 each word that has bits writes itself where the rank of its first one is, and each rank
 finds its word among the 32 places up to its own: one kernel over the words, and two over
-the ranks.
+the ranks. TPUs write what a scatter is given one after another: there sets are searched.
 
 Bits are tested, not values: XLA on CPUs takes denormals for zero in `x != 0`, and a
 lossless scheme may not lose them. NaN counts as non-zero, -0.0 as zero.
@@ -203,7 +203,7 @@ def slots_of(
     Returns:
         The slots int32 [parts, length], anything beyond a part's count; all counts.
     """
-    if policy().at_once:
+    if policy().scatters:
         write = _slots_that_write if words.size * WORD <= _FEW_UNITS else _slots_by_words
         return write(words, first, length)
     return _slots_that_are_searched(words, first, length, counts)

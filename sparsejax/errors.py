@@ -5,6 +5,7 @@ with the section of `docs/errors.md` about its class.
 """
 
 import re
+import warnings
 from typing import Any
 
 
@@ -209,6 +210,33 @@ class UntoldBatchWarning(_Documented, UserWarning):
         >>> import warnings
         >>> warnings.simplefilter("error", sparsejax.errors.UntoldBatchWarning)
     """
+
+
+class PlatformWarning(_Documented, UserWarning):
+    """The platform that a program is traced for is not one for what was asked.
+
+    The first program of a process that is given something else, or something slow, says so.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", sparsejax.errors.PlatformWarning)
+    """
+
+
+# What was said of the platform, since once is enough.
+_said: set[str] = set()
+
+
+def warn_of_platform(about: str, text: str) -> None:
+    """Warns with a `PlatformWarning`, once a process for each subject.
+
+    Args:
+        about: The subject.
+        text: The message.
+    """
+    if about not in _said:
+        _said.add(about)
+        warnings.warn(text, PlatformWarning, stacklevel=3)
 
 
 def message(error: BaseException) -> str:

@@ -13,6 +13,7 @@ import sparsejax
 from docs.public import REFERENCE
 from sparsejax import errors
 from sparsejax.jobs.start import facts
+from tests import helpers
 from tests.helpers import snippets
 from tests.test_readme import BLOCK, PAGES, run
 
@@ -59,6 +60,10 @@ def of(name, kind):
 
 
 def more(name):
+    """What there is besides: two processes, or TPUs of which nothing was said yet."""
+    errors._said.clear()
+    if name == "PlatformWarning":
+        return {"mesh": helpers.described("tpu", data=4)}
     return snippets.of_two_processes() if name == "UntoldBatchWarning" else {}
 
 

@@ -4,7 +4,8 @@ Floating-point addition is not associative. An ordered sum has the same bits in 
 and on all devices that are given the same numbers. A scatter-add whose indices repeat is no
 ordered sum on GPUs: XLA compiles it to atomic additions, whose order is that in which
 threads happen to arrive. (They also take float32 denormals for zero.) On CPUs XLA adds in
-the order of the indices, and there a plain scatter-add is an ordered sum.
+the order of the indices, and there a plain scatter-add is an ordered sum. So it is on TPUs,
+whose programs have one order, fixed when they are compiled.
 
 `add_senders` adds what several senders have sent, one sender after another. No index
 repeats within what one sender has sent, so each addition is a load, an add and a store: a
@@ -104,9 +105,11 @@ def add_repeated(
     """
     if not values.size:
         return total
-    elsewhere = add_unique if distinct else _added_by_runs
     operands = total, places, values.astype(total.dtype)
-    return by_platform(*operands, cpu=_added_as_they_come, default=elsewhere)
+    plain = _added_as_they_come
+    if distinct:
+        return by_platform(*operands, cpu=plain, default=add_unique)
+    return by_platform(*operands, cpu=plain, tpu=plain, default=_added_by_runs)
 
 
 def _added_as_they_come(total, places, values):

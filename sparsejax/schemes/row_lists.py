@@ -14,7 +14,9 @@ row counts as there because it is listed, whatever is in it.
 
 On GPUs what all ranks send of a long message is about as much as the rows that come of it,
 and both would be in memory at once. There it goes in runs, one after the other, each put in
-its place before the next is sent: see `Lists.place` and `length_of_runs`.
+its place before the next is sent: see `Lists.place` and `length_of_runs`. On TPUs slots and
+rows are two messages, of the same bytes in all: a row behind its slot would lie across the
+lanes, and each of its numbers would move where they are joined and taken apart.
 """
 
 import dataclasses
@@ -27,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, at_number, together, varying_axes
+from sparsejax.axes import as_varying, at_number, policy, together, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, agreeing
@@ -110,11 +112,13 @@ class Lists:
         """
         room = slots.shape[1]
         sizes = self.sizes or message_sizes(room, self.row_bytes)
-        words = [columns * self.row_words for columns in sizes.rooms]
         number = sizes.number(need)
-        message = self._to_words(slots, values)
-        received = send_heads(channel, message, words, number, len(slots))
-        sent = [channel.route.bytes(size) for size in words]
+        received, sent = [], np.zeros(len(sizes.rooms))
+        for message in self._to_words(slots, values):
+            each = message.shape[1] // room
+            words = [columns * each for columns in sizes.rooms]
+            received += [send_heads(channel, message, words, number, len(slots))]
+            sent += [channel.route.bytes(size) for size in words]
         slots, values = self._from_words(received, room)
         inside = lax.iota(jnp.int32, room) < at_number(
             jnp.array(sizes.rooms, jnp.int32), number
@@ -150,9 +154,10 @@ class Lists:
             The slots [ranks, room] and values received, these in the dtype of `like`; the
             bytes sent, and in how many messages.
         """
-        room, words = slots.shape[0], self.row_words
+        room = slots.shape[0]
         sizes, length = message_sizes(room, self.row_bytes), self.run(room)
         message = self._to_words(slots[None], values[None])
+        words = [part.shape[1] // room for part in message]
         messages = [-(-columns // length) for columns in sizes.rooms]
 
         def branch(number):
@@ -162,8 +167,10 @@ class Lists:
             rest = (columns - 1) // length * length
 
             def receive(message, first, last):
-                received = channel.send(message[:, first * words : last * words])
-                received = channel.received(received)
+                received = []
+                for part, each in zip(message, words, strict=True):
+                    cut = channel.send(part[:, first * each : last * each])
+                    received.append(channel.received(cut))
                 found, rows = self._from_words(received, last - first)
                 return found, rows.astype(self.like.dtype)
 
@@ -174,7 +181,7 @@ class Lists:
                 rows = jnp.pad(rows, (*edges, (0, 0)))
                 for first in range(0, rest, length):
                     # Else XLA would have all of them there at the same time.
-                    found, rows, message = together(found, rows, message)
+                    found, rows, *message = together(found, rows, *message)
                     more, run = receive(message, first, first + length)
                     found = lax.dynamic_update_slice(found, more, (0, first))
                     rows = lax.dynamic_update_slice(rows, run, (0, first, 0))
@@ -186,7 +193,10 @@ class Lists:
         branches = [branch(number) for number in range(len(sizes.rooms))]
         slots, rows = lax.switch(number, branches, message)
         # One table: a look into each would be a kernel of its own.
-        sent = [channel.route.bytes(columns * words) for columns in sizes.rooms]
+        sent = [
+            sum(channel.route.bytes(columns * each) for each in words)
+            for columns in sizes.rooms
+        ]
         return slots, rows, *jnp.asarray(np.array([sent, messages], np.float32))[:, number]
 
     def add_up(self, of_row: jax.Array, rows: jax.Array, capacity: int) -> jax.Array:
@@ -216,16 +226,23 @@ class Lists:
         return lax.fori_loop(0, n, one, as_varying(start, over))
 
     def _to_words(self, slots, values):
-        """Messages uint32 [messages, room * row_words]: every slot followed by its row."""
+        """Messages uint32 [messages, room * row_words]: every slot followed by its row.
+
+        Where rows have lanes, two of them: the slots, and the rows.
+        """
         words = bits.words_of(values.astype(self.dtype))
         slots = lax.bitcast_convert_type(slots, jnp.uint32)[..., None]
-        return jnp.concatenate([slots, words], axis=-1).reshape(len(slots), -1)
+        parts = [slots, words]
+        if policy().row == 1:
+            parts = [jnp.concatenate(parts, axis=-1)]
+        return [part.reshape(len(slots), -1) for part in parts]
 
-    def _from_words(self, words, room):
+    def _from_words(self, messages, room):
         """Inverse of `_to_words`."""
-        words = words.reshape(len(words), room, self.row_words)
-        slots = lax.bitcast_convert_type(words[..., 0], jnp.int32)
-        return slots, bits.rows_of(words[..., 1:], self.dtype, self.numbers)
+        parts = [words.reshape(len(words), room, -1) for words in messages]
+        slots = lax.bitcast_convert_type(parts[0][..., 0], jnp.int32)
+        words = parts[1] if len(parts) == 2 else parts[0][..., 1:]
+        return slots, bits.rows_of(words, self.dtype, self.numbers)
 
 
 def gathered(

@@ -11,6 +11,7 @@ import numpy as np
 from sparsejax import arguments, axes, schemes
 from sparsejax.axes import AxisName
 from sparsejax.schemes import row_lists
+from sparsejax.schemes.all_reduce import suited
 from sparsejax.schemes.base import Scheme
 from sparsejax.state import sharded, tree
 from sparsejax.transforms.buckets import ByRules, Everything
@@ -97,7 +98,9 @@ def _reduced(paths, scheme, wire, reduce, leaves):
     assignment = ByRules(schemes.Zen()) if scheme is None else Everything(scheme)
     arrays: list[Any] = [leaves[i] for i in dense]
     for bucket in assignment.buckets([paths[i] for i in dense], arrays):
-        total = _total(bucket.scheme, wire, bucket.pack(arrays).dense(), None)
+        units = bucket.pack(arrays)
+        used = suited(bucket.scheme, units, bucket.name, wire)
+        total = _total(used, wire, units.dense(), None)
         for place, part in bucket.unpack(_scaled(total, reduce, wire), arrays).items():
             result[dense[place]] = part
     return result
@@ -118,9 +121,9 @@ def _sparse(path, x, scheme, wire, reduce):
         if lists is not None:
             values = _scaled(lists[1], reduce, wire)
             return SparseTensor(lists[0], values, x.shape, distinct=True)
-    scheme = scheme or schemes.Zen()
     units = x.to_units(wide(x.dtype)).astype(x.dtype)
     units, flags = wire.per_rank((units, x.present()))
+    scheme = suited(scheme or schemes.Zen(), Dense(units, flags), path or "x", wire)
     total = _scaled(_total(scheme, wire, units, flags), reduce, wire)
     tensor, _ = from_units(total, min(wire.ranks * x.capacity, x.units), x.shape)
     return tensor

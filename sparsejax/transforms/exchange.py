@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import AxisError, NeedsRanks, StateError
-from sparsejax.schemes.all_reduce import AllReduce
+from sparsejax.schemes.all_reduce import AllReduce, suited
 from sparsejax.schemes.base import (
     LossyScheme,
     Scheme,
@@ -316,9 +316,9 @@ class Exchange:
         for part in parts:
             flags = part.flags(leaves, ids) if ids and len(parts) == 1 else None
             units = part.pack(leaves, flags, may_split)
-            if dense and not isinstance(part.scheme, AllReduce):
-                reduced = AllReduce(part.scheme.wire_dtype)(Dense(units.dense()), (), wire)
-                reduced = reduced._replace(state=before)
+            scheme = suited(part.scheme, units, part.name, wire, dense)
+            if scheme is not part.scheme:
+                reduced = scheme(Dense(units.dense()), (), wire)._replace(state=before)
             elif units.shared:
                 narrowed = wire.narrowed(part.scheme.wire_dtype)
                 reduced = sum_of_shared(units, before, narrowed)

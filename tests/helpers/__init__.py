@@ -25,6 +25,7 @@ from tests.helpers.meshes import (
     AXIS as AXIS,
     KINDS as KINDS,
     auto as auto,
+    described as described,
     grid as grid,
     mesh_of as mesh_of,
     partial_sums as partial_sums,
@@ -46,8 +47,10 @@ from tests.helpers.programs import (
     every_platform as every_platform,
     for_gpus as for_gpus,
     rounds_of as rounds_of,
+    scatters as scatters,
     sent_bytes as sent_bytes,
     traced_collectives as traced_collectives,
+    traced_for as traced_for,
 )
 from tests.helpers.rows import (
     assert_sum_of_rows as assert_sum_of_rows,

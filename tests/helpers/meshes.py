@@ -11,7 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec as P,
+)
 
 
 AXIS = "data"
@@ -27,6 +33,12 @@ def grid(**sizes: int) -> Mesh:
     """A mesh of several axes over the first CPU devices: `grid(data=4, model=2)`."""
     devices = jax.devices("cpu")[: math.prod(sizes.values())]
     return jax.make_mesh((*sizes.values(),), (*sizes,), devices=devices)
+
+
+def described(platform: str, **sizes: int) -> AbstractMesh:
+    """A mesh of several axes over devices of a platform, for which programs are traced."""
+    device = AbstractDevice(device_kind=platform, num_cores=None, platform=platform)
+    return AbstractMesh((*sizes.values(),), (*sizes,), abstract_device=device)
 
 
 def auto(mesh: Mesh) -> Mesh:

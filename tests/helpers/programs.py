@@ -1,6 +1,7 @@
 """A reader of jaxprs: the collectives of a program, and the bytes that they send."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import jax
 import pytest
 
 from pallas_kernels import platforms
+from sparsejax import errors
 from tests.helpers.runs import stacked
 
 
@@ -114,13 +116,22 @@ def collective_equations(
     return list(_walk(getattr(program, "jaxpr", program), (), platform))
 
 
-@contextlib.contextmanager
-def for_gpus() -> Iterator[None]:
+def for_gpus() -> contextlib.AbstractContextManager[None]:
     """Traces programs as for GPUs; CPU devices run them all the same."""
+    return traced_for("cuda")
+
+
+@contextlib.contextmanager
+def traced_for(platform: str) -> Iterator[None]:
+    """Traces programs as for a platform; CPU devices run them all the same.
+
+    What was said of the platform before is said again.
+    """
     jax.clear_caches()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(platforms, "traced_for", lambda: "cuda")
+            patch.setattr(platforms, "traced_for", lambda: platform)
+            patch.setattr(errors, "_said", set())
             yield
     finally:
         jax.clear_caches()
@@ -144,6 +155,21 @@ def traced_collectives(
     """The collectives that fn has on n ranks of a platform, for x stacked by rank."""
     with contextlib.nullcontext() if platform == "cpu" else every_platform():
         return collectives(jax.make_jaxpr(stacked(fn, n, check_vma))(x), platform)
+
+
+def scatters(program: Any) -> list[int]:
+    """How many updates each scatter of a jaxpr has: those of its indices."""
+    indices = [eqn.invars[1].aval.shape for eqn in _scatters(program.jaxpr)]
+    return [math.prod(shape[:-1]) for shape in indices]
+
+
+def _scatters(jaxpr) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name.startswith("scatter"):
+            yield eqn
+        for value in eqn.params.values():
+            for inner in _jaxprs(value):
+                yield from _scatters(inner)
 
 
 def sent_bytes(collective: Collective, n: int) -> float:

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
-from pallas_kernels import platforms
+from pallas_kernels import platforms, rank_select
 from pallas_kernels.platforms import by_platform
+from pallas_kernels.reference import ordered
 from tests import helpers
 
 
@@ -45,3 +46,60 @@ def test_a_program_for_all_platforms_runs_what_suits_this_one():
 def test_over_other_devices_what_is_for_cpus_is_left_out(platform, monkeypatch):
     monkeypatch.setattr(platforms, "traced_for", lambda: platform)
     assert traced(helpers.mesh_of(2)) == {OTHER}
+
+
+# --- What a TPU does otherwise than a GPU.
+
+
+def largest_scatter(platform):
+    """The updates of the largest scatter that lists two sets of 65,536 units each."""
+    words = jax.ShapeDtypeStruct((2, 2048), jnp.uint32)
+    run = lambda words: rank_select.slots_of(words, jnp.int32(0), 512)
+    over = helpers.described(platform, data=2)
+    mapped = jax.shard_map(run, mesh=over, in_specs=P(), out_specs=P())
+    return max(helpers.scatters(jax.make_jaxpr(mapped)(words)))
+
+
+def test_on_tpus_sets_are_searched_and_on_gpus_each_unit_writes_itself():
+    assert largest_scatter("tpu") <= 2 * 2048  # marks, at most one a word
+    for platform in ("cuda", "rocm"):
+        assert largest_scatter(platform) == 2 * 65_536
+
+
+def test_of_tpus_alone_the_policy_differs():
+    policies = {}
+    for platform in ("cpu", "cuda", "rocm", "tpu"):
+        with helpers.traced_for(platform):
+            policies[platform] = platforms.policy()
+    assert policies["cuda"] == policies["rocm"]
+    gpu, tpu = policies["cuda"], policies["tpu"]
+    assert gpu[3:] == (True, True, 1)
+    assert tpu[3:] == (False, False, 128)
+    assert policies["cpu"][3:] == (False, True, 1)
+    assert gpu[:3] == tpu[:3] == (True, 1, 4)
+
+
+def adds_by_sorting(platform):
+    """Whether rows whose places may repeat are sorted before they are added."""
+    over = helpers.described(platform, data=1)
+    mapped = jax.shard_map(ordered.add_repeated, mesh=over, in_specs=P(), out_specs=P())
+    like = jax.ShapeDtypeStruct((64, 2), jnp.float32)
+    places = jax.ShapeDtypeStruct((64,), jnp.int32)
+    return " sort[" in str(jax.make_jaxpr(mapped)(like, places, like))
+
+
+def test_only_where_additions_may_be_atomic_are_repeated_places_sorted():
+    found = {name: adds_by_sorting(name) for name in ("cpu", "tpu", "cuda", "rocm")}
+    assert found == {"cpu": False, "tpu": False, "cuda": True, "rocm": True}
+
+
+def test_a_program_for_all_platforms_has_a_way_of_its_own_for_tpus():
+    ways = {"cpu": CPU, "tpu": 7.0, "cuda": OTHER}
+    choose = lambda x: by_platform(
+        x, cpu=lambda x: x * CPU, tpu=lambda x: x * 7.0, default=lambda x: x * OTHER
+    )
+    traced = jax.jit(choose).trace(jnp.float32(1))
+    for platform, factor in ways.items():
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        kept = [f for f in ways.values() if f"dense<{f:e}>" in text]
+        assert kept == [factor], platform

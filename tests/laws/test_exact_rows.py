@@ -136,11 +136,18 @@ def load_of(n, dtype, ids):
     return forecast.Load(*table, counts, *skews, room=COUNT, listed=True)
 
 
-@pytest.mark.parametrize(("name", "n"), [("balanced", 3), *helpers.slow(("ag_sparse", 3))])
-def test_rows_that_are_traced_for_gpus_are_the_same(name, n):
-    """Pairs are sorted there, and bounds compared with all."""
+@pytest.mark.parametrize(
+    ("platform", "name", "n"),
+    [
+        ("cuda", "balanced", 3),
+        ("tpu", "balanced", 3),
+        *helpers.slow(("cuda", "ag_sparse", 3), ("tpu", "ag_sparse", 3)),
+    ],
+)
+def test_rows_that_are_traced_for_other_platforms_are_the_same(platform, name, n):
+    """Pairs are sorted there, and bounds compared with all; on TPUs slots go alone."""
     program.cache_clear()
-    with helpers.for_gpus():
+    with helpers.traced_for(platform):
         check(name, n)
     program.cache_clear()
 

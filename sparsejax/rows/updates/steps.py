@@ -9,6 +9,7 @@ does that with the rows of its shard (`shards`).
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sparsejax.axes import mesh_of, unsharded
+from sparsejax.axes import mesh_of, policy, unsharded
+from sparsejax.errors import warn_of_platform
 from sparsejax.rows import tiles
 from sparsejax.rows.updates import layout as layouts
 from sparsejax.rows.updates.catch_up.fading import first_kept
@@ -122,6 +124,7 @@ def update(
         leaf.check(f"lazy: the update of {path!r}")
         if at in now.plan.layout.tables:
             optimizer.check(now.plan.layout.tables[at])
+            _warn_of_narrow(path, leaf)
             if isinstance(leaf, ShardedRowGrads):
                 by_shard[at] = leaf
                 continue
@@ -149,6 +152,20 @@ def update(
         inner=jax.tree.unflatten(now.of_state, inner),
         kept=now.kept(),
     )
+
+
+def _warn_of_narrow(path, leaf):
+    """Warns where rows are narrower than the platform keeps them."""
+    width, least = math.prod(leaf.shape[1:]), policy().row
+    if width < least:
+        warn_of_platform(
+            "narrow rows",
+            f"lazy updates {path!r} {list(leaf.shape)} by rows, and a TPU pads rows to "
+            f"{least} numbers where they are read and written: each step copies the whole "
+            f"table, and those of the optimizer, into rows of {least}, and back. Pad the "
+            f"width of the table to {least}, or a multiple of it, or leave sparsejax.lazy "
+            "out, which updates it densely.",
+        )
 
 
 class KeptRows(NamedTuple):

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.striping import word_multiple
+from sparsejax.schemes.all_reduce import suited
 from sparsejax.schemes.base import Scheme, SummedRows, Traffic
 from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
@@ -119,8 +120,9 @@ def summed(
     """
     wire = wire.narrowed(bucket.scheme.wire_dtype)
     for group in of_bucket(bucket, leaves, scatter, wire.ranks):
-        own = group.pack(leaves), sum(group.counts)
-        total, traffic = scheme.scatter(*own, wire)
+        units = group.pack(leaves)
+        used = suited(scheme, units, bucket.name, wire)
+        total, traffic = used.scatter(units, sum(group.counts), wire)
         yield group.unpack(total), traffic
 
 

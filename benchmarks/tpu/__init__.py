@@ -1,0 +1,1 @@
+"""What steps are as programs for TPUs, compiled without one."""
