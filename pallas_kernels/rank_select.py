@@ -9,13 +9,6 @@ i, then the word by halving and the bit by five halvings.
 The rows of all ranks that are searched at once are found in one pass over the rows. So rows
 are short where many ranks are searched, down to a word, and long where few are.
 
-On GPUs sets are not searched, which is a dozen kernels, each waiting for the one before.
-Each unit that is present finds its own rank, from the bits up to its word and those below
-it in the word, and writes itself there: one kernel over all units. Where these are many,
-each word that has bits writes itself where the rank of its first one is, and each rank
-finds its word among the 32 places up to its own: one kernel over the words, and two over
-the ranks. TPUs write what a scatter is given one after another: there sets are searched.
-
 Bits are tested, not values: XLA on CPUs takes denormals for zero in `x != 0`, and a
 lossless scheme may not lose them. NaN counts as non-zero, -0.0 as zero.
 """
@@ -28,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.platforms import by_platform, policy
+from pallas_kernels.platforms import by_platform
 from pallas_kernels.types import untyped
 
 
@@ -139,16 +132,16 @@ def select(index: RankIndex, first: jax.Array, *, length: int) -> jax.Array:
     row = _row_of_rank(index.row_end, first, length)
     last_row = index.row_end.size - 1
     row = jnp.minimum(row, last_row)
-    before = jnp.where(row > 0, _at(index.row_end, jnp.maximum(row - 1, 0)), 0)
+    before = jnp.where(row > 0, taken_at(index.row_end, jnp.maximum(row - 1, 0)), 0)
     rest = ranks - before
     if index.row == 1:
-        word, bits = row, _at(index.words, row)
+        word, bits = row, taken_at(index.words, row)
     else:
         first_word = row * index.row
         word = first_word + _first_above(index.inside, first_word, rest, index.row)
-        bits = _at(index.words, word)
+        bits = taken_at(index.words, word)
         own = lax.population_count(bits).astype(jnp.int32)
-        rest = rest - (_at(index.inside, word) - own)
+        rest = rest - (taken_at(index.inside, word) - own)
     return (word * WORD + bit_of_rank(bits, rest)).reshape(runs, length)
 
 
@@ -177,105 +170,10 @@ def bit_sets(words: jax.Array, lanes: int = 0, counts: jax.Array | None = None) 
 def bits_to(index: RankIndex, words: jax.Array | np.ndarray) -> jax.Array:
     """How many bits lie in the words up to and with each of these, which must be there."""
     if index.row == 1:
-        return _at(index.row_end, words)
+        return taken_at(index.row_end, words)
     row = lax.div(words, np.int32(index.row))
-    before = jnp.where(row > 0, _at(index.row_end, jnp.maximum(row - 1, 0)), 0)
-    return before + _at(index.inside, words)
-
-
-# Units that find their own ranks in less time than two kernels take to launch: each takes
-# some 55 instructions, of which an H200 does 29 million million a second.
-_FEW_UNITS = 1 << 22
-
-
-def slots_of(
-    words: jax.Array, first: jax.Array, length: int, counts: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Lists the slots of ranks first, first + 1, ... of each part, ascending.
-
-    Args:
-        words: uint32 [parts, words], the bits.
-        first: The rank of the first slot.
-        length: How many ranks.
-        counts: int32 [parts], how many bits each part has, where that is known: on CPUs it
-            saves adding them up.
-
-    Returns:
-        The slots int32 [parts, length], anything beyond a part's count; all counts.
-    """
-    if policy().scatters:
-        write = _slots_that_write if words.size * WORD <= _FEW_UNITS else _slots_by_words
-        return write(words, first, length)
-    return _slots_that_are_searched(words, first, length, counts)
-
-
-@functools.partial(jax.jit, static_argnames="length")
-def _slots_that_are_searched(words, first, length, counts):
-    """`slots_of`, each found by the rank that it has."""
-    parts, row = words.shape
-    sets = bit_sets(words, parts * length, counts)
-    flat = select(sets.search, sets.starts + first, length=length)
-    return flat - np.arange(parts, dtype=np.int32)[:, None] * (row * WORD), sets.counts
-
-
-@untyped
-@functools.partial(jax.jit, static_argnames="length")
-def _slots_that_write(words, first, length):
-    """`slots_of`, each of which finds its rank and writes itself there."""
-    parts, row = words.shape
-    counts = lax.population_count(words).astype(jnp.int32)
-    # The barrier keeps XLA from counting again for every bit.
-    words, ends = lax.optimization_barrier((words, running_sum(counts)))
-    shape = (parts, row, WORD)
-    part, word, bit = (lax.broadcasted_iota(jnp.int32, shape, i) for i in range(3))
-    here = words[..., None] >> bit.astype(jnp.uint32)
-    from_here = lax.population_count(here).astype(jnp.int32)
-    rank = ends[..., None] - from_here - first
-    is_there = (here & 1 != 0) & (rank >= 0) & (rank < length)
-    slot = word * WORD + bit
-    # Those that are left out are distinct, unless int32 ends.
-    behind = jnp.minimum(part * (row * WORD) + slot, 2**31 - 1 - parts * length)
-    place = jnp.where(is_there, part * length + rank, parts * length + behind)
-    # Filled with a number of its own: of equal arrays XLA makes one, and copies of it.
-    found = jnp.broadcast_to(ends[-1, -1], parts * length)
-    found = found.at[place.reshape(-1)].set(
-        slot.reshape(-1), mode="drop", unique_indices=True, wrap_negative_indices=False
-    )
-    return found.reshape(parts, length), ends[:, -1]
-
-
-@untyped
-@functools.partial(jax.jit, static_argnames="length")
-def _slots_by_words(words, first, length):
-    """`slots_of`, of which each finds its word among those that begin just before it."""
-    parts, row = words.shape
-    counts = lax.population_count(words).astype(jnp.int32)
-    # The barrier keeps XLA from counting again for every slot.
-    words, ends = lax.optimization_barrier((words, running_sum(counts)))
-    part, word = (lax.broadcasted_iota(jnp.int32, words.shape, i) for i in range(2))
-    begins = ends - counts - first
-    # Of the words that begin before the first slot one may have it.
-    is_there = (counts > 0) & (ends > first) & (begins < length)
-    # Those that are left out are distinct, unless int32 ends.
-    behind = jnp.minimum(part * row + word, 2**31 - 1 - parts * length)
-    place = part * length + jnp.maximum(begins, 0)
-    place = jnp.where(is_there, place, parts * length + behind)
-    # Filled with a number of its own: of equal arrays XLA makes one, and copies of it.
-    nothing = jnp.minimum(ends[-1, -1], 0)
-    marks = jnp.broadcast_to(nothing, parts * length)
-    marks = marks.at[place.reshape(-1)].set(
-        word.reshape(-1), mode="drop", unique_indices=True, wrap_negative_indices=False
-    )
-    # Words are marked in ascending order, and have at most 32 slots.
-    window, ahead = (1, WORD), ((0, 0), (WORD - 1, 0))
-    marks = marks.reshape(parts, length)
-    word = lax.reduce_window(marks, np.int32(0), lax.max, window, (1, 1), ahead)
-    part = lax.broadcasted_iota(jnp.int32, word.shape, 0)
-    at = part * row + word
-    own, end = _at(words.reshape(-1), at), _at(ends.reshape(-1), at)
-    rank = first + lax.broadcasted_iota(jnp.int32, word.shape, 1)
-    rank = rank - (end - lax.population_count(own).astype(jnp.int32))
-    return word * WORD + bit_of_rank(own, rank), ends[:, -1]
+    before = jnp.where(row > 0, taken_at(index.row_end, jnp.maximum(row - 1, 0)), 0)
+    return before + taken_at(index.inside, words)
 
 
 def run_ends(words: jax.Array, length: int) -> jax.Array:
@@ -290,7 +188,7 @@ def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:
     """How many bits lie below each position, which must be in range."""
     word = positions >> 5
     below = (jnp.uint32(1) << (positions & (WORD - 1)).astype(jnp.uint32)) - 1
-    from_here = lax.population_count(_at(index.words, word) & ~below).astype(jnp.int32)
+    from_here = lax.population_count(taken_at(index.words, word) & ~below).astype(jnp.int32)
     return bits_to(index, word) - from_here
 
 
@@ -377,7 +275,7 @@ def _by_product(x):
     return lax.dot_general(x, above, (((x.ndim - 1,), (0,)), ((), ())))
 
 
-def _at(table, index):
+def taken_at(table, index):
     """table[index] where index is known to be in range: no test, no wrapping."""
     return table.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
@@ -407,7 +305,7 @@ def _row_of_rank(row_end, first, length):
     at = jnp.where(
         run < 0,
         0,
-        run * length + jnp.minimum(row_end - _at(first, jnp.maximum(run, 0)), length),
+        run * length + jnp.minimum(row_end - taken_at(first, jnp.maximum(run, 0)), length),
     )
     marks = jnp.zeros(runs * length, jnp.int32)
     marks = marks.at[at].add(1, mode="drop", wrap_negative_indices=False)
@@ -419,7 +317,7 @@ def _first_above(table, base, key, length):
     position = jnp.zeros_like(key)
     step = length // 2
     while step:
-        below = _at(table, base + position + (step - 1)) <= key
+        below = taken_at(table, base + position + (step - 1)) <= key
         position = jnp.where(below, position + step, position)
         step //= 2
     return position

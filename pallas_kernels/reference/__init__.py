@@ -1,8 +1,9 @@
 """What each operation computes, in plain XLA: the definition, and the default everywhere.
 
-`indices` has what is computed with lists of indices, `partitions` how they are divided
-among parts, `messages` how they travel, and `index_message` what is looked up in those.
-Arguments are checked by the operations of the package, which call these.
+`indices` has what is computed with lists of indices, `slots` how a set is listed,
+`partitions` how indices are divided among parts, `messages` how they travel, and
+`index_message` what is looked up in those. Arguments are checked by the operations of the
+package, which call these.
 """
 
 from pallas_kernels.reference.index_message import index_message as index_message

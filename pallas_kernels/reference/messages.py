@@ -21,8 +21,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import rank_select
-from pallas_kernels.rank_select import WORD, slots_of
+from pallas_kernels.rank_select import WORD
 from pallas_kernels.reference import ordered as ordered_sums
+from pallas_kernels.reference.slots import slots_of
 from pallas_kernels.reference.specs import MessageSpec, Received, SlotSets, Unpacking
 
 

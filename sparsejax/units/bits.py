@@ -24,9 +24,9 @@ from pallas_kernels.rank_select import (
     pack as pack,
     rank_index as rank_index,
     select as select,
-    slots_of as slots_of,
     unpack as unpack,
 )
+from pallas_kernels.reference.slots import slots_of as slots_of
 
 
 def of_units(x: jax.Array) -> jax.Array:

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
-from pallas_kernels import platforms, rank_select
+from pallas_kernels import platforms
 from pallas_kernels.platforms import by_platform
-from pallas_kernels.reference import ordered
+from pallas_kernels.reference import ordered, slots
 from tests import helpers
 
 
@@ -54,7 +54,7 @@ def test_over_other_devices_what_is_for_cpus_is_left_out(platform, monkeypatch):
 def largest_scatter(platform):
     """The updates of the largest scatter that lists two sets of 65,536 units each."""
     words = jax.ShapeDtypeStruct((2, 2048), jnp.uint32)
-    run = lambda words: rank_select.slots_of(words, jnp.int32(0), 512)
+    run = lambda words: slots.slots_of(words, jnp.int32(0), 512)
     over = helpers.described(platform, data=2)
     mapped = jax.shard_map(run, mesh=over, in_specs=P(), out_specs=P())
     return max(helpers.scatters(jax.make_jaxpr(mapped)(words)))

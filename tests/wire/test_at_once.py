@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import rank_select
+from pallas_kernels.reference import slots
 from sparsejax import schemes
 from sparsejax.units import bits
 from sparsejax.wire import at_once, ladder
@@ -159,9 +160,9 @@ def test_running_sums_are_those_of_numpy(size):
 
 @pytest.mark.parametrize(("first", "length"), [(0, 64), (0, 2000), (7, 5), (300, 40)])
 @pytest.mark.parametrize("words", [1, 31, 500])
-@pytest.mark.parametrize("few", [rank_select._FEW_UNITS, 0])
+@pytest.mark.parametrize("few", [slots._FEW_UNITS, 0])
 def test_slots_of_a_run_of_ranks_are_those_of_numpy(words, first, length, few, monkeypatch):
-    monkeypatch.setattr(rank_select, "_FEW_UNITS", few)
+    monkeypatch.setattr(slots, "_FEW_UNITS", few)
     rng = np.random.default_rng(words)
     flags = rng.random((4, 32 * words)) < [[0.0], [0.02], [0.6], [1.0]]
 
