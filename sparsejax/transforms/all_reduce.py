@@ -11,8 +11,8 @@ import numpy as np
 from sparsejax import arguments, axes, schemes
 from sparsejax.axes import AxisName
 from sparsejax.schemes import row_lists
-from sparsejax.schemes.all_reduce import suited
 from sparsejax.schemes.base import Scheme
+from sparsejax.schemes.or_dense import suited
 from sparsejax.state import sharded, tree
 from sparsejax.transforms.buckets import ByRules, Everything
 from sparsejax.transforms.sync import check_deterministic, check_scheme

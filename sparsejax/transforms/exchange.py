@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import AxisError, NeedsRanks, StateError
-from sparsejax.schemes.all_reduce import AllReduce, suited
+from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.schemes.base import (
     LossyScheme,
     Scheme,
@@ -42,6 +42,7 @@ from sparsejax.schemes.base import (
     no_traffic,
     sum_of_shared,
 )
+from sparsejax.schemes.or_dense import suited
 from sparsejax.state import finite, observing, sharded, tree
 from sparsejax.state.finite import Sums
 from sparsejax.state.per_rank import PerRank, check_kind
@@ -320,10 +321,9 @@ class Exchange:
             if scheme is not part.scheme:
                 reduced = scheme(Dense(units.dense()), (), wire)._replace(state=before)
             elif units.shared:
-                narrowed = wire.narrowed(part.scheme.wire_dtype)
-                reduced = sum_of_shared(units, before, narrowed)
+                reduced = sum_of_shared(units, before, wire.narrowed(scheme.wire_dtype))
             else:
-                reduced = part.scheme(units, _on_rank(bucket, before, wire), wire)
+                reduced = scheme(units, _on_rank(bucket, before, wire), wire)
             total = wire.mean_of(reduced.total) if self.mean else reduced.total
             sent |= part.unpack(total.astype(dtype), likes)
             counts = reduced.traffic

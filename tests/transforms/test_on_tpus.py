@@ -14,7 +14,7 @@ import sparsejax
 from sparsejax import schemes
 from sparsejax.errors import PlatformWarning
 from sparsejax.rows import lazy
-from sparsejax.schemes.all_reduce import suited
+from sparsejax.schemes.or_dense import suited
 from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads
 from tests import helpers

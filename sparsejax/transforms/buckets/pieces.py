@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.striping import word_multiple
-from sparsejax.schemes.all_reduce import suited
 from sparsejax.schemes.base import Scheme, SummedRows, Traffic
+from sparsejax.schemes.or_dense import suited
 from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
 from sparsejax.transforms.entry.leaves import LeafPlaces
