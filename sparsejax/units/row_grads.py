@@ -146,9 +146,9 @@ class RowGrads:
         self.check(name)
         if self.shape != jnp.shape(table):
             raise ArgumentError(
-                f"{name} has rows of a table of shape {list(self.shape)}, and the parameter "
-                f"has shape {list(jnp.shape(table))}: give it the parameters whose gradients "
-                "these are."
+                f"{name} has rows of a table of shape {list(self.shape)}, and the "
+                f"parameter has shape {list(jnp.shape(table))}: give it the parameters "
+                "whose gradients these are."
             )
         return self._scattered(jnp.asarray(table))
 

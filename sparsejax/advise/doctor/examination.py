@@ -212,8 +212,9 @@ class _Examination:
             return network
         if count == 1:
             text = "there is one rank: nothing is sent."
-            fix = "For a forecast give ranks= and network= (--ranks, --gbit-per-s, --latency-us)."
-            return self.add("network", NOTE, text, fix)
+            fix = "Give ranks= and network= for a forecast"
+            options = "(--ranks, --gbit-per-s, --latency-us)."
+            return self.add("network", NOTE, text, f"{fix} {options}")
         if here.processes == 1 and mesh.devices.flat[0].platform == "cpu":
             text = f"{count} simulated devices of one process have none to measure."
             return self.add("network", NOTE, text, "Give its numbers, or start a job.")
