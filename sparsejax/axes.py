@@ -275,8 +275,12 @@ def resolve(axis_name: AxisName | None, what: str) -> AxisName:
         except NameError:
             raise AxisError(
                 f"{what}: there is no manual axis {name!r} here; "
-                + (f"the manual axes are {_list(manual)}." if manual else "there is none.")
-                + " Call it inside jax.shard_map over that axis (and list the axis in"
+                + (
+                    f"the manual axes are {_list(manual)}. Name one of these, or call it"
+                    if manual
+                    else "there is none. Call it"
+                )
+                + " inside jax.shard_map over that axis (and list the axis in"
                 " axis_names=, where that is given). Under jit on a mesh of Auto axes, take"
                 " gradients by sparsejax.per_replica."
             ) from None
@@ -368,9 +372,10 @@ def require_local(name: str, leaf: Any, axis_name: AxisName) -> None:
             "does not vary over it, so synchronizing it would send nothing less and count "
             "every rank twice. Either jax.grad did it, as for all parameters that are "
             "replicated: differentiate with respect to sparsejax.local(params) instead. Or "
-            "you did, with jax.lax.pmean or psum: leave that to the synchronization. (A "
-            "constant does not vary either; nor does what optax.MultiSteps around a "
-            "synchronization has added up: use sparsejax.accumulate.)"
+            "you did, with jax.lax.pmean or psum, or with another synchronization in this "
+            "chain: let one synchronization do it. (A constant does not vary either; nor "
+            "does what optax.MultiSteps around a synchronization has added up: use "
+            "sparsejax.accumulate.)"
         )
 
 

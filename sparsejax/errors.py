@@ -246,7 +246,9 @@ def message(error: BaseException) -> str:
 
 def missing_axis(what: str, name: str, names: tuple[str, ...]) -> AxisError:
     """The error about an axis that a mesh does not have."""
-    return AxisError(f"{what}: the mesh has no axis {name!r}; it has {names}.")
+    return AxisError(
+        f"{what}: the mesh has no axis {name!r}; it has {names}. Name one of these."
+    )
 
 
 def needs_ranks(why: str) -> NeedsRanks:

@@ -27,10 +27,12 @@ WITH_CODE = [name for name, text in PAGES.items() if BLOCK.search(text)]
 
 # Pages whose parameters are not small.
 OF_LARGE = (
-    *("which", "rows", "dense", "systems/ok_topk", "systems/spardl"),
-    *("concepts/schemes", "concepts/sparsifiers", "concepts/rows", "concepts/metrics"),
+    *("which", "dense", "systems/ok_topk", "systems/spardl"),
+    *("concepts/schemes", "concepts/sparsifiers", "concepts/metrics"),
 )
-OTHERS = {f"docs/{page}.md": snippets.large for page in OF_LARGE}
+OTHERS = {f"docs/{page}.md": snippets.large for page in OF_LARGE} | {
+    f"docs/{page}.md": snippets.table_and_head for page in ("rows", "concepts/rows")
+}
 # What a note in front of a block says of it, by what the notes say.
 NOTED = {
     "names of two axes": lambda names, block: (names | snippets.two_axes(), block),
@@ -57,6 +59,7 @@ NOTED = {
         names | snippets.table_under_jit(),
         _where_mesh_is_set(f"{block}step(params, opt_state, ids)\n"),
     ),
+    "where a mesh is set": lambda names, block: (names, _where_mesh_is_set(block)),
     # What it defines is not for the blocks after it.
     "by itself": lambda names, block: (names, _called(block)),
     # It shows an error, and must raise it: no class above or below it.

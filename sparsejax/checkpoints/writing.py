@@ -72,6 +72,8 @@ def _handler(ocp):
     """What writes arrays for orbax, each process the chunks that it has."""
 
     class Handler(ocp.type_handlers.NumpyHandler):  # as whose orbax alone restores them
+        _array_metadata_store = None  # orbax warns at each save where this is not said
+
         async def serialize(self, values, infos, args=None):
             written = _written(ocp, values, infos)
             return [ocp.future.CommitFutureAwaitingContractedSignals(written)]

@@ -141,7 +141,7 @@ def _warn_of_entries(what):
     """Whoever sums entries by `sparsejax.all_reduce` is right, and all others are not."""
     warnings.warn(
         f"the updates of {what} are a sparsifier's selected entries (SparseTensor), and no "
-        "synchronization stands behind it in the chain to sum them. Put one there: "
+        "synchronization follows it in the chain to sum them. Put one there: "
         f"{_ORDER}.",
         stacklevel=2,
     )

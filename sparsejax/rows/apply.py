@@ -6,11 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pallas_kernels.reference.ordered import add_repeated
-from sparsejax.errors import ArgumentError
 from sparsejax.state import tree
-from sparsejax.units.indices import in_range
-from sparsejax.units.row_grads import ShardedRowGrads, is_row_grads
+from sparsejax.units.row_grads import is_row_grads
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
@@ -44,26 +41,10 @@ def apply_updates(params: Any, updates: Any) -> Any:
             return param
         if not is_row_grads(update):
             return optax.apply_updates(param, update)
-        name = tree.named(keys)
-        update.check(f"apply_updates: the update of {name!r}")
-        if update.shape != param.shape:
-            raise ArgumentError(
-                f"apply_updates: the update of {name!r} has rows of a table of shape "
-                f"{list(update.shape)}, and the parameter has shape {list(param.shape)}: "
-                "give it the parameters whose gradients these are."
-            )
-        if isinstance(update, ShardedRowGrads):
-            return update.by_shard(_added, param)
-        return _added(update, param)
+        return update.added_to(param, f"apply_updates: the update of {tree.named(keys)!r}")
 
     is_leaf = lambda node: node is None or isinstance(node, optax.MaskedNode)
     return jax.tree_util.tree_map_with_path(one, params, updates, is_leaf=is_leaf)
-
-
-def _added(update, param):
-    """A parameter, or a shard of it, with rows added to its own."""
-    # Ids below zero are no rows either; indexing would count them from the end.
-    return add_repeated(param, in_range(update.ids, update.shape[0]), update.rows)
 
 
 class Scatter:

@@ -103,8 +103,8 @@ def require_synchronized(
                 f"after tx.update the update of {path!r} still differs by rank: tx does "
                 "not synchronize it. Put sparsejax.zen_sync() first in the chain, after a "
                 "sparsifier if there is one; under optax.masked or optax.partition give "
-                "the other leaves sparsejax.dense_sync(). Of a frozen leaf clear the "
-                "gradient in front instead, optax.chain(optax.masked(optax.set_to_zero(), "
+                "the other leaves sparsejax.dense_sync(). Set the gradient of a frozen "
+                "leaf to zero first, optax.chain(optax.masked(optax.set_to_zero(), "
                 "frozen), sparsejax.zen_sync(), ...): then nothing is sent of it."
             )
     specs, structure = jax.tree.flatten(

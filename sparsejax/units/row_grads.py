@@ -134,6 +134,33 @@ class RowGrads:
         """Returns the whole gradient, with rows of equal ids summed."""
         return add_repeated(jnp.zeros(self.shape, self.dtype), self.kept(), self.rows)
 
+    def added_to(self, table: jax.Array, name: str = "RowGrads") -> jax.Array:
+        """Returns a table with these rows added to its own, in its dtype.
+
+        `table + rows` is the same, so `optax.apply_updates` and `nnx.Optimizer` add them.
+
+        Args:
+            table: An array of the shape of the table.
+            name: What the rows are, for the message if they do not fit.
+        """
+        self.check(name)
+        if self.shape != jnp.shape(table):
+            raise ArgumentError(
+                f"{name} has rows of a table of shape {list(self.shape)}, and the "
+                f"parameter has shape {list(jnp.shape(table))}: give it the parameters "
+                "whose gradients these are."
+            )
+        return self._scattered(jnp.asarray(table))
+
+    def __radd__(self, table: jax.Array) -> jax.Array:
+        return self.added_to(table)
+
+    # NumPy would otherwise add it to each element of an array.
+    __array_ufunc__ = None
+
+    def _scattered(self, table):
+        return add_repeated(table, self.kept(), self.rows)
+
     def kept(self) -> jax.Array:
         """Returns the ids, with `shape[0]` for all that are out of range."""
         return in_range(self.ids, self.shape[0])
@@ -217,6 +244,9 @@ class ShardedRowGrads(RowGrads):
     def to_dense(self) -> jax.Array:
         """The whole gradient, sharded as the table is."""
         return self.by_shard(lambda own: own.to_dense())
+
+    def _scattered(self, table):
+        return self.by_shard(lambda own, shard: own.added_to(shard), table)
 
     @staticmethod
     def _start(height, sharding):

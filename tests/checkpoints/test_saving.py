@@ -47,6 +47,11 @@ def test_what_is_no_state(tmp_path):
     assert not path.exists()
 
 
+def test_a_save_logs_no_warning(tmp_path, caplog):
+    sparsejax.save(tmp_path / "1", STATE)
+    assert [record.message for record in caplog.records] == []
+
+
 def test_what_is_there_is_kept(saved):
     other = STATE | {"w": STATE["w"] + 1}
     refused("is there already: .*replace=True", sparsejax.save, saved, other)

@@ -55,6 +55,18 @@ def large() -> dict[str, Any]:
     return {"loss_fn": loss_of_large, "params": {"w": jnp.ones((300, 300))}}
 
 
+def table_and_head() -> dict[str, Any]:
+    """A table that is not small and is read by rows, and a parameter that is dense."""
+
+    def loss_fn(params, batch):
+        return jnp.mean((params["w"][batch["x"].astype(int).ravel()] @ params["out"]) ** 2)
+
+    return {
+        "loss_fn": loss_fn,
+        "params": {"w": jnp.ones((300, 300)), "out": jnp.ones((300, 2))},
+    }
+
+
 def two_axes() -> dict[str, Any]:
     params = {"in": jnp.ones((8, 300, 2)), "out": jnp.ones((300, 8))}
     return {"mesh": grid(data=2, model=2), "params": params}

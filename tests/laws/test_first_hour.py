@@ -150,11 +150,14 @@ ATTEMPTS = {
         OwnStep(optax.chain(ZEN(), ADAM), change=lambda g: jax.lax.pmean(g, "data")),
         ALREADY,
     ),
-    "two synchronizations": (OwnStep(optax.chain(ZEN(), ZEN(), ADAM)), ALREADY),
+    "two synchronizations": (
+        OwnStep(optax.chain(ZEN(), ZEN(), ADAM)),
+        (*ALREADY, "another synchronization in this chain"),
+    ),
     "a sparsifier behind": (made(ZEN(), sparsejax.dgc(0.01), ADAM), ALREADY),
     "an axis that is not there": (
         OwnStep(optax.chain(ZEN("batch"), ADAM)),
-        ("'batch'", "manual axes are 'data'"),
+        ("'batch'", "manual axes are 'data'. Name one of these"),
     ),
     "a pair of axes on a mesh of one": (
         OwnStep(optax.chain(ZEN(("hosts", "data")), ADAM)),
@@ -212,7 +215,7 @@ ATTEMPTS = {
     "the usual trainer": (trained(optax.chain(ZEN(), ADAM)), ()),
     "a trainer's axis that is not there": (
         trained(optax.chain(ZEN(), ADAM), axis_name="batch"),
-        ("'batch'", "('data',)"),
+        ("'batch'", "('data',). Name one of these"),
     ),
     "two axes, and none is named": (
         trained(optax.chain(ZEN(), ADAM), mesh=grid(data=2, model=2)),

@@ -376,6 +376,9 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
     state = sparsejax.init(tx, params)
     with pytest.raises(errors.AlreadySummedError, match=r"'w' is not unreduced over 'repl"):
         jax.jit(tx.update)(params, state, params)
+    twice = optax.chain(tx, tx)
+    with pytest.raises(errors.AlreadySummedError, match="another synchronization in this"):
+        jax.eval_shape(twice.update, grads, (state, state), params)
     with pytest.raises(errors.ArgumentError, match=r"'w'.*update\(grads, opt_state, pa"):
         jax.jit(tx.update)(grads, state)
     with pytest.raises(errors.AxisError, match="no axis 'data'"):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.experimental import checkify
 
@@ -98,6 +99,19 @@ def test_a_tree_of_gradients_keeps_its_shape():
     twice = jax.tree.map(lambda x: x, {"table": grads})["table"]
     assert twice.shape == (23, 3)
     assert len(jax.tree.leaves(twice)) == 2
+
+
+def test_optax_adds_rows_to_a_table():
+    """In the table's dtype, of NumPy's arrays as of JAX's."""
+    grads, want, _ = rows_of(np.random.default_rng(1), 40, (23, 3))
+    table = np.random.default_rng(2).normal(size=(23, 3)).astype(np.float32)
+    for own in (table, jnp.asarray(table)):
+        found = optax.apply_updates({"table": own}, {"table": grads})["table"]
+        np.testing.assert_allclose(found, table + want, rtol=1e-5, atol=1e-6)
+    small = optax.apply_updates(jnp.asarray(table, jnp.bfloat16), grads)
+    assert small.dtype == jnp.bfloat16
+    with pytest.raises(errors.ArgumentError, match=r"\[23, 3\].*has shape \[24, 3\]"):
+        optax.apply_updates(jnp.zeros((24, 3)), grads)
 
 
 ZERO = jnp.zeros(2, jnp.int32)

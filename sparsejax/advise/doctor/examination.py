@@ -211,7 +211,10 @@ class _Examination:
             self.add("network", NOTE, text)
             return network
         if count == 1:
-            return self.add("network", NOTE, "there is one rank: nothing is sent.")
+            text = "there is one rank: nothing is sent."
+            fix = "Give ranks= and network= for a forecast"
+            options = "(--ranks, --gbit-per-s, --latency-us)."
+            return self.add("network", NOTE, text, f"{fix} {options}")
         if here.processes == 1 and mesh.devices.flat[0].platform == "cpu":
             text = f"{count} simulated devices of one process have none to measure."
             return self.add("network", NOTE, text, "Give its numbers, or start a job.")

@@ -117,7 +117,8 @@ class RowOptimizer:
         raise StateError(
             "lazy: the state is not one of these parameters. Give it the parameters of "
             "which init has made the state, and where optax.partition or optax.masked is "
-            "around lazy, all of them, after init of this very transformation."
+            "around lazy, all of them, after init of this very transformation. Of an "
+            "nnx.Optimizer that is nnx.as_pure(optimizer.opt_state)."
         )
 
     def _planned(self, layout, params):

@@ -75,9 +75,10 @@ class Incoming:
         if missing := sorted({*self.names} - unreduced):
             raise AlreadySummedError(
                 f"{call}: the gradient of {path!r} is not unreduced over {missing[0]!r}, "
-                "so it is summed already, and nothing would be saved. Differentiate with "
-                "respect to sparsejax.local(params, axes), with all mesh axes over which "
-                "the batch is sharded."
+                "so it is summed already, and nothing would be saved. Either jax.grad did "
+                "it: differentiate with respect to sparsejax.local(params, axes), with all "
+                "mesh axes over which the batch is sharded. Or you did, with jax.reshard "
+                "or another synchronization in this chain: let one synchronization do it."
             )
         fast = unreduced - {*self.names}
         if of_param is None and fast:

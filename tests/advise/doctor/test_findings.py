@@ -93,6 +93,9 @@ def test_a_model_is_explained_and_dense_is_named_where_it_is_better():
     assert "use sparsejax.dense_sync(): nothing here is sparse" in text
     assert "embedding: dense is better here" in row
     assert dense.wrong == ()
+    alone = sparsejax.doctor(tx, TABLE, mesh=helpers.mesh_of(1))
+    (one,) = [one for one in alone.findings if one.about == "network"]
+    assert "--gbit-per-s" in one.fix
     nothing = sparsejax.doctor(optax.sgd(0.1), TABLE, network=NETWORK)
     assert "no sparsejax synchronization" in nothing.wrong[0].text
 

@@ -242,6 +242,17 @@ def test_what_jax_and_flax_refuse_on_explicit_meshes(name):
             jax.eval_shape(jax.grad(loss_fn), sparsejax.local(params, BOTH))
 
 
+def test_a_cast_over_the_slow_axis_alone_is_refused_by_jax():
+    """The batch is sharded over both; docs/inside_jit.md has what JAX says of it."""
+    params = {"w": model.put(np.ones((WIDTH, 8), np.float32), P("fsdp", None))}
+    with jax.set_mesh(model.mesh()):
+        x = model.put(np.ones((16, WIDTH), np.float32), P(BOTH, None))
+        gradient = jax.grad(lambda params: jnp.sum(x @ params["w"]))
+        assert jax.eval_shape(gradient, sparsejax.local(params, BOTH))["w"].shape
+        with pytest.raises(Exception, match="unreduced axes should be equal to the contr"):
+            jax.eval_shape(gradient, sparsejax.local(params, BOTH[0]))
+
+
 @pytest.mark.parametrize("kind", ["scale", "bias"])
 def test_the_scale_of_a_norm_and_a_bias_are_broadcast(kind):
     """As docs/inside_jit.md writes them; the gradient is that of one device."""
