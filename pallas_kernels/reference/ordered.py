@@ -107,9 +107,8 @@ def add_repeated(
         return total
     operands = total, places, values.astype(total.dtype)
     plain = _added_as_they_come
-    if distinct:
-        return by_platform(*operands, cpu=plain, default=add_unique)
-    return by_platform(*operands, cpu=plain, tpu=plain, default=_added_by_runs)
+    default, tpu = (add_unique, None) if distinct else (_added_by_runs, plain)
+    return by_platform(*operands, cpu=plain, tpu=tpu, default=default)
 
 
 def _added_as_they_come(total, places, values):
