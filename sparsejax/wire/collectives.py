@@ -236,7 +236,7 @@ class Wire:
         leaves, structure = jax.tree.flatten(tree)
         axes = frozenset[str]().union(*(varying_axes(leaf) for leaf in leaves))
         axes |= _unseen() - frozenset(axis_names(self.axis))
-        if not axes:
+        if not (leaves and axes):
             return tree
         largest = lax.pmax(jnp.stack(as_varying(leaves, axes)), tuple(sorted(axes)))
         return structure.unflatten(list(largest))
