@@ -45,8 +45,8 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
     uniform = _paths([row for _, row in pairs], "uniform")
     if uniform:
         yield (
-            f"Ids of {_some(uniform)} are taken to be drawn uniformly from all rows; ids that "
-            "repeat list fewer rows, which density= says."
+            f"Ids of {_some(uniform)} are taken to be drawn uniformly from all rows; ids "
+            "that repeat list fewer rows, which density= says."
         )
     dense = _paths([row for group, row in pairs if not _chooses(group.scheme)], "dense")
     if dense:
