@@ -35,7 +35,7 @@ fast on {many} hosts. And on {many} hosts most of the time is work: the bytes of
 {1e3 * table["network"]:.0f} of {1e3 * seconds(table):.0f} ms."""
     conditions = f"""An array of {sizes["lstm"]} MiB, and one of {sizes["clicks"]} MiB for
 {listed(small)}, whose sets were recorded from training. Each sum was compared with that of
-float64. On four hosts Zen was `Zen("soonest")`, which is not the default."""
+float64. On four hosts Zen was `Zen("fastest")`, which is not the default."""
     return (
         "Sums on a limited network",
         text,
@@ -74,7 +74,7 @@ def by_scheme():
 dense sum. On few hosts it is as well to send all lists to all: Zen agrees on sizes before
 it sends, which takes a round."""
     conditions = f"""Times are over `lax.psum`, at {RATE}. The sides of gloo are PyTorch's,
-and ran after the others. On four hosts Zen was `Zen("soonest")`, which is not the
+and ran after the others. On four hosts Zen was `Zen("fastest")`, which is not the
 default."""
     return "By scheme", text, chart, conditions, ["By scheme"]
 

@@ -105,7 +105,7 @@ def make_plan(
                 profiles, path, units, bucket.shape, leaves[i].dtype, ranks * inner
             )
             loads[i] = load.part(inner) if inner > 1 else load
-            scheme, note = _soonest(loads[i], options, network)
+            scheme, note = _fastest(loads[i], options, network)
             choices[i] = (scheme, unit, note)
             by_scheme.setdefault(scheme, []).append(i)
         # Leaves of one scheme go as one array, with room for all of them.
@@ -134,7 +134,7 @@ def _options(candidates, wire_dtype) -> tuple[Scheme, ...]:
     return (schemes.AllReduce(wire_dtype), *candidates)
 
 
-def _soonest(load: Load, options: Sequence[Scheme], network: Network) -> tuple[Scheme, str]:
+def _fastest(load: Load, options: Sequence[Scheme], network: Network) -> tuple[Scheme, str]:
     """The fastest scheme, and why; the first option is the dense sum."""
     if load.size == 0:
         return options[0], "empty"

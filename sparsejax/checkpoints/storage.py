@@ -72,13 +72,13 @@ def _is_there(folder, replace):
             raise CheckpointError(f"{why} It is left as it is: name another.")
         if not replace:
             raise CheckpointError(
-                f"{folder} is there already: give each checkpoint a folder of its own, or "
+                f"{folder} already exists: give each checkpoint a folder of its own, or "
                 "let it take the place of that one, sparsejax.save(path, state, "
                 "replace=True)."
             )
         if _is_bucket(folder):
             raise CheckpointError(
-                f"{folder} is there already, and in a bucket no folder takes the place of "
+                f"{folder} already exists, and in a bucket no folder takes the place of "
                 "another at once: give each checkpoint a folder of its own."
             )
         return True

@@ -176,7 +176,7 @@ def _reads(tables, ids, capacity):
                 raise ArgumentError(
                     f"column_lookup: tables of one exchange have one {what}, and "
                     f"{first.name} has {of(first)}, {other.name} {of(other)}: look them up "
-                    "in two calls, or make them alike."
+                    "in two calls, or make them equal."
                 )
     return reads, structure
 

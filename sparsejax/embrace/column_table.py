@@ -296,7 +296,7 @@ def _filled_up(x, columns, xp: Any = jnp):
 def _check_dim(name, dim, ranks):
     if dim < ranks:
         raise ArgumentError(
-            f"{name} has {dim} columns, which cannot be shared out among {ranks} ranks: "
+            f"{name} has {dim} columns, which cannot be divided among {ranks} ranks: "
             "make dim at least as large, shard it over a smaller mesh axis, or keep the "
             "table whole on each rank (an array, and sparsejax.lookup)."
         )

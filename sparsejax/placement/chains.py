@@ -211,5 +211,5 @@ def check_not_inside(state):
         raise StateError(
             "optax.apply_if_finite is around a synchronization: each rank would decide by "
             "its own gradient whether to take part. Use sparsejax.skip_nonfinite(tx) "
-            "around the chain instead, by which all ranks decide alike."
+            "around the chain instead, by which all ranks decide the same."
         )

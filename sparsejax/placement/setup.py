@@ -175,7 +175,7 @@ class Setup:
             ("the synchronization", seen.exchanges),
             ("the sparsifier", seen.sparsifiers),
             ("the optimizer of rows", seen.rows),
-            ("what is told of the next batch", seen.ahead),
+            ("what is known of the next batch", seen.ahead),
         ):
             for number, part in enumerate(parts, 1):
                 name = f"{what} of number {number}" if len(parts) > 1 else what

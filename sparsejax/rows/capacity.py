@@ -125,7 +125,7 @@ def _rooms(paths, leaves, capacity):
         raise ArgumentError(
             "a capacity is one of lists of rows, and no gradient is RowGrads: take them "
             "with sparsejax.value_and_grad, or put sparsejax.lazy around the optimizer "
-            "behind a synchronization; or leave capacity out."
+            "after a synchronization; or leave capacity out."
         )
     rooms, used = {}, set()
     for at in tables:

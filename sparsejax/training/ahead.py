@@ -36,7 +36,7 @@ def check_chain(seen: Observed, by_rows: frozenset[str], capacity: Any) -> bool:
             if path not in by_rows:
                 raise ArgumentError(
                     f"embrace_sync(vertical=True) holds back rows of {path!r}, and no "
-                    "sparsejax.lazy optimizer stands directly behind it, which alone knows "
+                    "sparsejax.lazy optimizer directly follows it, which alone knows "
                     "what to do with rows that come late: optax.chain("
                     "sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(1e-3))); or take "
                     "embrace_sync(vertical=False)."

@@ -68,7 +68,7 @@ def _check_origin(path, leaf):
             f"between the sparsifier and the synchronization the {changed} of the selected "
             f"entries of {path!r} were changed: optax.scale, and all that computes with "
             "every array of the gradients, computes with them, too. Put it in front of the "
-            "sparsifier, or behind the synchronization: optax.chain(sparsejax.dgc(0.01), "
+            "sparsifier, or after the synchronization: optax.chain(sparsejax.dgc(0.01), "
             "sparsejax.zen_sync(), optax.scale(2.0))."
         )
 

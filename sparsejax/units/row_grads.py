@@ -341,7 +341,7 @@ class LateRowGrads(RowGrads):
             f"{name}: these {type(self).__name__} of a table {list(self.shape)} have rows "
             "of the last step among them, which embrace_sync(vertical=True) has held back, "
             "and only sparsejax.lazy applies them as of their own step. Put it around the "
-            "optimizer, directly behind: optax.chain(sparsejax.embrace_sync(), "
+            "optimizer, directly after it: optax.chain(sparsejax.embrace_sync(), "
             "sparsejax.lazy(optax.adam(1e-3))); or take embrace_sync(vertical=False)."
         )
 

@@ -186,7 +186,7 @@ def test_lists_of_rows_are_as_long_as_their_ids_and_shorter_where_ids_repeat():
     most = rows["embedding"]
     assert most.ids == 4096
     assert most.sources == ("uniform",)
-    assert "Ids of embedding are taken to be drawn from all rows alike" in str(found)
+    assert "Ids of embedding are taken to be drawn uniformly from all rows" in str(found)
     # Owners: a slot and 64 numbers a row, there for most of the ids and back for the sum.
     assert 4096 * 260 * 15 / 16 < most.sent_bytes < most.dense_bytes / 2
     fewer, rows = explained(tx, ids={"embed": 4096}, density={"embed": 0.01})

@@ -54,7 +54,7 @@ def test_a_save_logs_no_warning(tmp_path, caplog):
 
 def test_what_is_there_is_kept(saved):
     other = STATE | {"w": STATE["w"] + 1}
-    refused("is there already: .*replace=True", sparsejax.save, saved, other)
+    refused("already exists: .*replace=True", sparsejax.save, saved, other)
     foreign = saved.parent / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").touch()

@@ -305,7 +305,7 @@ def test_a_crash_between_two_renames(saved, left, want):
     if left == "both":
         (saved.parent / "new").rename(folders.beside(saved, folders.NEXT))
     np.testing.assert_array_equal(sparsejax.restore(saved, LIKE)["w"], want["w"])
-    refused("is there already", sparsejax.save, saved, STATE)
+    refused("already exists", sparsejax.save, saved, STATE)
     sparsejax.save(saved, STATE | {"w": STATE["w"] + 2}, replace=True)
     restored = sparsejax.restore(saved, LIKE)["w"]
     np.testing.assert_array_equal(restored, STATE["w"] + 2)
@@ -342,7 +342,7 @@ def test_of_several_threads_one_saves_and_the_others_are_refused(tmp_path):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         outcomes = list(pool.map(save, range(4)))
     assert outcomes.count(None) == 1
-    assert all("is there already" in error for error in outcomes if error)
+    assert all("already exists" in error for error in outcomes if error)
     np.testing.assert_array_equal(sparsejax.restore(tmp_path / "4", LIKE)["w"], STATE["w"])
 
 

@@ -318,4 +318,4 @@ def test_rows_that_are_dearer_than_an_array_are_said_to_be():
     assert row.sources == ("uniform",)
     assert row.density == pytest.approx(1 - (1 - 1 / ROWS) ** (2 * ROWS))
     assert row.verdict == "dense is better here"
-    assert row.soonest == "AllReduce"
+    assert row.fastest == "AllReduce"

@@ -164,7 +164,7 @@ OF_SCHEMES = {
     "zen_balanced": of_scheme(schemes.Zen("balanced")),
     "zen_hierarchical": of_scheme(schemes.Zen("hierarchical")),
     "zen_bytes": of_scheme(schemes.Zen("bytes")),
-    "zen_soonest": of_scheme(schemes.Zen("soonest")),
+    "zen_fastest": of_scheme(schemes.Zen("fastest")),
     "zen_murmur": of_scheme(owned("Zen", name="MurmurHash", seed=3)),
     "ag_sparse": of_scheme(schemes.AGSparse()),
     "ag_sparse_ring": of_scheme(schemes.AGSparse("ring")),

@@ -45,8 +45,8 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
     uniform = _paths([row for _, row in pairs], "uniform")
     if uniform:
         yield (
-            f"Ids of {_some(uniform)} are taken to be drawn from all rows alike; ids that "
-            "repeat list fewer rows, which density= says."
+            f"Ids of {_some(uniform)} are taken to be drawn uniformly from all rows; ids "
+            "that repeat list fewer rows, which density= says."
         )
     dense = _paths([row for group, row in pairs if not _chooses(group.scheme)], "dense")
     if dense:
@@ -84,7 +84,7 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
     for every in sorted({group.every for group in sparse} - {1}):
         yield (
             f"Of {every} steps added up, 1 - (1 - d)^{every} of the units are taken to be "
-            "there, as of steps drawn independently; steps that are alike have fewer."
+            "there, as of steps drawn independently; similar steps have fewer."
         )
 
 

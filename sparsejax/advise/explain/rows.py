@@ -109,7 +109,7 @@ class Row:
     verdict: str
 
     @property
-    def soonest(self) -> str:
+    def fastest(self) -> str:
         """The fastest scheme, "chosen" where none is faster than that."""
         times = {name: t for name, t in self.milliseconds.items() if t is not None}
         best = min(times, key=lambda name: times[name])
@@ -290,16 +290,16 @@ def _taken(scheme: Scheme, load: Load, group: Group) -> tuple[str, ...]:
 
 def _reason(row: Row, group: Group) -> str:
     """Why the scheme is not the fastest, if it is not."""
-    if row.soonest == CHOSEN:
+    if row.fastest == CHOSEN:
         return ""
-    scheme, least = _across(group.scheme), row.milliseconds[row.soonest]
-    sooner = f"{row.soonest} would take {least:.3g} ms"
+    scheme, least = _across(group.scheme), row.milliseconds[row.fastest]
+    sooner = f"{row.fastest} would take {least:.3g} ms"
     if isinstance(scheme, schemes.AllReduce):
         if group.load.size < SPARSE_FROM or len(group.paths) > 1:
             small = f"leaves below {SPARSE_FROM:,} numbers join one dense sum"
             return f'{sooner}; {small}, unless a rule says "sparse"'
         return f"{sooner}; the transformation, or a rule, names the dense sum"
-    if isinstance(scheme, schemes.Zen) and row.soonest != schemes.AllReduce.__name__:
+    if isinstance(scheme, schemes.Zen) and row.fastest != schemes.AllReduce.__name__:
         return (
             f"{sooner} of the network; Zen goes by the number of ranks, since what a "
             "scheme computes is not in these times"

@@ -109,7 +109,7 @@ class HostRows:
 
 
 def _with_room(done: base.SummedRows, rooms: Sequence[int]) -> base.SummedRows:
-    """The sums in lists with room for so many rows."""
+    """The sums in lists with room for that many rows."""
     totals = []
     for total, room in zip(done.totals, rooms, strict=True):
         more = room - total.capacity

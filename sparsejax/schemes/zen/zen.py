@@ -19,7 +19,7 @@ by the bytes and the work of one host (benchmarks/network/README.md).
 The theorem counts bytes alone. With owners what is pushed has to arrive before anything
 can be pulled, and ranks agree once more in between; to send everything to all is one round.
 Few ranks send little more that way: n - 1 sets, where owners send up to as much, and half
-of it where all sets are the same. `optimum="soonest"` lets three and four ranks do what
+of it where all sets are the same. `optimum="fastest"` lets three and four ranks do what
 sends fewer bytes, a round counted as the bytes that it takes the time of (`ladder.ROUND`).
 Both are compiled, and bytes are computed in the message sizes and index codes that each
 would use: from how many entries there are now, on which one pmax agrees, and from how sums
@@ -98,7 +98,7 @@ class Zen(SparseScheme):
     all-reduce.
 
     Attributes:
-        optimum: "auto": by the number of ranks. "soonest": as "auto", but three and four
+        optimum: "auto": by the number of ranks. "fastest": as "auto", but three and four
             ranks choose step by step between owners and one round. "bytes": the one of the
             two optima that sends fewer bytes, step by step. "balanced" or "hierarchical":
             always that one.
@@ -126,13 +126,13 @@ class Zen(SparseScheme):
         arguments.check_one_of(
             "optimum",
             self.optimum,
-            ("auto", "balanced", "hierarchical", "soonest", "bytes"),
+            ("auto", "balanced", "hierarchical", "fastest", "bytes"),
         )
         arguments.check_dtype("wire_dtype", self.wire_dtype)
-        if self.optimum in ("auto", "soonest", "bytes") and not self.ownership.balanced:
+        if self.optimum in ("auto", "fastest", "bytes") and not self.ownership.balanced:
             raise ArgumentError(
                 f"{self.ownership!r} does not balance parts, and optimum={self.optimum!r} "
-                "reckons with parts that are: use a hash, or optimum='balanced'."
+                "assumes parts that are: use a hash, or optimum='balanced'."
             )
 
     def init(self, like, wire):
@@ -183,7 +183,7 @@ class Zen(SparseScheme):
             total, traffic = balanced(x, known)
             return base.Reduced(total, None, next_state(traffic), traffic)
         choice = Choice(x, wire, balanced, known.most, state.curve)
-        if self._choice(n) == "soonest":
+        if self._choice(n) == "fastest":
             prefers = choice.prefers_one_round(self._gathered)
             done = axes.cond(prefers, by_one_round, by_owners, x)
         else:
@@ -207,7 +207,7 @@ class Zen(SparseScheme):
         """
         if self._choice(ranks) == "hierarchical":
             return self._hierarchical(ranks)
-        few = ranks <= _FEW and self.optimum in ("auto", "soonest")
+        few = ranks <= _FEW and self.optimum in ("auto", "fastest")
         return self._gathered if few and ranks * listed <= height else self._balanced
 
     def forecast(self, load):
@@ -219,7 +219,7 @@ class Zen(SparseScheme):
         balanced = self._balanced.forecast(load)
         if choice == "balanced":
             return balanced
-        if choice == "soonest":
+        if choice == "fastest":
             gathered = self._gathered.forecast(load)
             return gathered if gathered.bytes < balanced.bytes + ladder.ROUND else balanced
         return min(balanced, hierarchy.forecast(load), key=lambda told: told.bytes)
@@ -229,15 +229,15 @@ class Zen(SparseScheme):
         return {
             "balanced": (BalancedParallelism,),
             "hierarchical": (HierarchicalCentralization,),
-            "soonest": (AGSparse, BalancedParallelism),
+            "fastest": (AGSparse, BalancedParallelism),
             "bytes": (BalancedParallelism, HierarchicalCentralization),
         }[self._choice(ranks)]
 
     def _choice(self, ranks):
-        """The choice; "soonest" and "bytes" are settled when the program runs."""
+        """The choice; "fastest" and "bytes" are settled when the program runs."""
         if ranks == 2 and self.optimum != "balanced":
             return "hierarchical"
-        if self.optimum == "auto" or (self.optimum == "soonest" and ranks > _FEW):
+        if self.optimum == "auto" or (self.optimum == "fastest" and ranks > _FEW):
             return "balanced"
         return self.optimum
 
