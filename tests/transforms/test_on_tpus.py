@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes
@@ -40,7 +40,7 @@ def program(tx, gradient, platform="tpu", leaf="kernel", shape=None, **sizes):
         return tx.update({leaf: own}, tx.init(params))[0]
 
     n = mesh.size
-    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), gradient)
+    stacked = jax.tree.map(lambda x: by_rank(mesh, (n, *x.shape), x.dtype), gradient)
     mapped = jax.shard_map(run, mesh=mesh, in_specs=ranks, out_specs=P())
     with jax.sharding.use_abstract_mesh(mesh):
         return jax.make_jaxpr(mapped)(stacked)
@@ -48,6 +48,12 @@ def program(tx, gradient, platform="tpu", leaf="kernel", shape=None, **sizes):
 
 def like(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def by_rank(mesh, shape, dtype=jnp.float32):
+    """An array without values, sharded over all axes of a described mesh."""
+    sharding = NamedSharding(mesh, P(mesh.axis_names))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
 def said(of):
@@ -125,7 +131,7 @@ def test_a_lossy_scheme_of_numbers_stays_and_says_so():
         return x
 
     mapped = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
-    (text,) = said(lambda: jax.eval_shape(mapped, like(4 * SIZE)))
+    (text,) = said(lambda: jax.eval_shape(mapped, by_rank(mesh, (4 * SIZE,))))
     assert kept == [tx]
     assert "OkTopk was to sum 'kernel'" in text
     assert "and does" in text
@@ -146,7 +152,7 @@ def test_pieces_of_numbers_are_a_reduce_scatter():
 
     mapped = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
     with pytest.warns(PlatformWarning, match="summed densely"):
-        found = jax.make_jaxpr(mapped)(like(4, SIZE))
+        found = jax.make_jaxpr(mapped)(by_rank(mesh, (4, SIZE)))
     assert [one.name for one in helpers.collectives(found, "tpu")] == ["reduce_scatter"]
 
 
@@ -155,7 +161,7 @@ def test_all_reduce_sums_numbers_densely():
     run = lambda x: sparsejax.all_reduce(x[0], "data")
     mapped = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P())
     with pytest.warns(PlatformWarning, match="summed densely"):
-        found = jax.make_jaxpr(mapped)(like(4, SIZE))
+        found = jax.make_jaxpr(mapped)(by_rank(mesh, (4, SIZE)))
     assert [one.name for one in helpers.collectives(found)] == ["psum"]
 
 
