@@ -111,8 +111,6 @@ class TwoLevel(base.Scheme):
     def rows(self, tables, wire):
         """Listed rows as arrays: added up inside, then across; see `owners.host_rows`."""
         outer, inner = (wire.along(axis) for axis in two_axes(wire.axis))
-        if inner.ranks == 1:
-            return self.across.rows(tables, outer)
         # Inside, rows travel in their own dtype.
         inner = dataclasses.replace(inner, dtype=None)
         return HostRows(self.across, _INSIDE, wire, outer, inner)(tables)

@@ -79,6 +79,14 @@ def test_the_sums_are_those_of_all_ranks(name, outer, check_vma):
         assert (inside > 0) == (case != "of one part"), case
 
 
+def test_hosts_of_one_device_return_sums_that_all_devices_have():
+    """The types say so: the sums leave `shard_map` as replicated."""
+    ids = np.zeros((8, COUNT), np.int32)
+    rows = helpers.drawn_rows(ids, WIDTH, np.float32)
+    total, _, _ = program("ag_sparse", 8).eval_shape(ids, rows)
+    assert total["table"].shape == (HEIGHT, WIDTH)
+
+
 def merged_rows(ids, outer):
     """The rows of the fullest part of any host."""
     layout = two_level._INSIDE.over(HEIGHT, 8 // outer)
