@@ -59,7 +59,7 @@ def check_axis_name(axis_name: Any, what: str, hint: str = "") -> None:
         hint += "." if len(axis_name.axis_names) == 1 else " (or another, or a pair)."
     elif hasattr(axis_name, "init") and hasattr(axis_name, "update"):
         given = "an optax transformation"
-        hint = "It goes after it: optax.chain(sparsejax.zen_sync(), optimizer)."
+        hint = "Put it after the synchronization: optax.chain(sparsejax.zen_sync(), tx)."
     elif isinstance(axis_name, str | tuple | int):
         given = repr(axis_name)
     else:

@@ -64,14 +64,20 @@ def _slots_that_are_searched(words, first, length, counts):
     return flat - np.arange(parts, dtype=np.int32)[:, None] * (row * WORD), sets.counts
 
 
+def _counted(words):
+    """The words, the bits of each part up to the end of each, and the bits of each."""
+    counts = lax.population_count(words).astype(jnp.int32)
+    # The barrier keeps XLA from counting again for every bit or slot.
+    words, ends = lax.optimization_barrier((words, running_sum(counts)))
+    return words, ends, counts
+
+
 @untyped
 @functools.partial(jax.jit, static_argnames="length")
 def _slots_that_write(words, first, length):
     """`slots_of`, each of which finds its rank and writes itself there."""
     parts, row = words.shape
-    counts = lax.population_count(words).astype(jnp.int32)
-    # The barrier keeps XLA from counting again for every bit.
-    words, ends = lax.optimization_barrier((words, running_sum(counts)))
+    words, ends, _ = _counted(words)
     shape = (parts, row, WORD)
     part, word, bit = (lax.broadcasted_iota(jnp.int32, shape, i) for i in range(3))
     here = words[..., None] >> bit.astype(jnp.uint32)
@@ -95,9 +101,7 @@ def _slots_that_write(words, first, length):
 def _slots_by_words(words, first, length):
     """`slots_of`, of which each finds its word among those that begin just before it."""
     parts, row = words.shape
-    counts = lax.population_count(words).astype(jnp.int32)
-    # The barrier keeps XLA from counting again for every slot.
-    words, ends = lax.optimization_barrier((words, running_sum(counts)))
+    words, ends, counts = _counted(words)
     part, word = (lax.broadcasted_iota(jnp.int32, words.shape, i) for i in range(2))
     begins = ends - counts - first
     # Of the words that begin before the first slot one may have it.

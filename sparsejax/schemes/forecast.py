@@ -183,11 +183,11 @@ class Load:
         """The load that one of `inner` ranks of a host sums with other hosts."""
         outer, units = self.ranks // inner, -(-self.units // inner)
         counts = tuple(self.count(k * inner) / inner for k in merged(outer))
-        part = Load(outer, units, self.numbers, self.dtype, counts)
-        if not self.listed:
-            return part
-        room = owned_of(room_of(self.room or 0, inner, units), inner, units)
-        return dataclasses.replace(part, room=room, listed=True)
+        room = None
+        if self.listed:
+            room = owned_of(room_of(self.room or 0, inner, units), inner, units)
+        part = outer, units, self.numbers, self.dtype, counts
+        return Load(*part, room=room, listed=self.listed)
 
 
 def merged(ranks: int) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ class HostRows:
         if row_lists.is_trivial(tables, self.wire):
             return row_lists.of_one_rank(tables, self.wire)
         row_lists.check_listed(sum(table.capacity for table in tables), self.wire)
-        parts = RowParts.of(list(tables), self.inner, self.inside)
+        parts = RowParts.of(tables, self.inner, self.inside)
         lists = parts.listed()
         fullest, agreed = self.wire.maximum(parts.need(lists.counts))
         operands = lists.keys, lists.of_row, lists.starts[:, 0], parts.grads.rows, fullest

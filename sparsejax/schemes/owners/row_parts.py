@@ -12,6 +12,7 @@ on `need`, which is above `room` then.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +84,7 @@ class RowParts:
     wire: Wire
 
     @classmethod
-    def of(cls, tables: list[RowGrads], wire: Wire, ownership: Ownership) -> "RowParts":
+    def of(cls, tables: Sequence[RowGrads], wire: Wire, ownership: Ownership) -> "RowParts":
         """Divides listed rows by a rule, one without tables of its own."""
         owned = [OwnedTable(x, ownership.over(x.shape[0], wire.ranks)) for x in tables]
         parts = cls(tuple(owned), wire)
@@ -150,18 +151,11 @@ class RowParts:
         fuller = jnp.where(jnp.any(counts > rooms), self.room + 1, 0)
         return jnp.maximum(jnp.max(in_part), fuller)
 
-    def push(
-        self,
-        keys: jax.Array,
-        of_row: jax.Array,
-        starts: jax.Array,
-        rows: jax.Array,
-        fullest: jax.Array,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The distinct slots of this rank's part, their sums, and bytes; see `RowPush`."""
+    @property
+    def push(self) -> RowPush:
+        """The push, which gives each rank the rows of its part."""
         held = owned_of(self.room, self.wire.ranks, self.width)
-        push = RowPush(self.lists, self.width, self.room, held)
-        return push(keys, of_row, starts, rows, fullest)
+        return RowPush(self.lists, self.width, self.room, held)
 
     def cut(self, slots: jax.Array, sums: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
         """The slots and sums of each table, of the list of a part."""

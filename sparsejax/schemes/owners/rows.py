@@ -60,7 +60,7 @@ def add_up(
     if row_lists.is_trivial(tables, wire):
         return row_lists.of_one_rank(tables, wire)
     row_lists.check_listed(sum(table.capacity for table in tables), wire)
-    return _RowExchange(RowParts.of(list(tables), wire, ownership))()
+    return _RowExchange(RowParts.of(tables, wire, ownership))()
 
 
 def bytes_to_all(listed: int, ranks: int, row_bytes: int) -> float:
