@@ -205,7 +205,7 @@ ATTEMPTS = {
     ),
     "scaling between, by an integer": (
         made(sparsejax.dgc(0.01), optax.scale(2), ZEN(), ADAM),
-        ("'embedding'", "optax.scale", "behind the synchronization"),
+        ("'embedding'", "optax.scale", "after the synchronization"),
     ),
     "two that leave something out": (
         made(sparsejax.dgc(0.01), sparsejax.spardl_sync(0.01), ADAM),
@@ -279,7 +279,7 @@ ATTEMPTS = {
     "a mesh as the axis": (lambda: ZEN(mesh_of(RANKS)), ("a Mesh", "axis_name='data'")),
     "an optimizer as the axis": (
         lambda: ZEN(ADAM),
-        ("optax transformation", "chain(sparsejax.zen_sync(), optimizer)"),
+        ("optax transformation", "chain(sparsejax.zen_sync(), tx)"),
     ),
     "a function that was not called": (
         lambda: optax.chain(ZEN, ADAM).init(PARAMS),
