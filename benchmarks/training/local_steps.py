@@ -75,7 +75,9 @@ class Settings(settings.Settings):
     every: int = option(5, "steps in a round")
     steps: int = option(400, "of each run")
     seeds: tuple[int, ...] = option((0, 1, 2), "of the runs that are compared")
-    rates: tuple[float, ...] = option(RATES, "of outer optimizers that are tried")
+    rates: tuple[float, ...] = option(
+        (), "of the outer optimizer that are tried: one is taken as it is (by method)"
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -116,7 +118,9 @@ def chosen(record: Recorder, settings: Settings, side: str) -> float | None:
     """The rate of a side, by the loss on a seed that is not compared."""
     if side in ("data_parallel", "dgc"):
         return None
-    rates = RATES_OF_SIGNS if side == "demo" else settings.rates
+    rates = settings.rates or (RATES_OF_SIGNS if side == "demo" else RATES)
+    if len(rates) == 1:
+        return rates[0]
     rows = [run(record, settings, side, TUNED_ON, rate) for rate in rates]
     return min(rows, key=lambda row: row["loss"])["rate"]
 

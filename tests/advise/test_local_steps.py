@@ -75,6 +75,17 @@ def test_nobody_is_told_to_sparsify_gradients_of_a_round(sync):
     assert "sparsejax.rounds.sparse_loco" in advice
 
 
+def test_what_parameters_decide_is_asked_for():
+    """Nothing in a shape says how much of an offset a cast of the parameter shows."""
+    tx = sparsejax.rounds.pulse_loco(optax.adamw(1e-6), every=EVERY)
+    asked = sparsejax.explain(tx, SHAPES, ranks=RANKS, network=NETWORK)
+    assert "Advice: say first what share of embedding" in asked.advice
+    assert "density_before" in str(asked)
+    known = sparsejax.explain(tx, SHAPES, ranks=RANKS, network=NETWORK, density=0.01)
+    assert "Advice: keep sparsejax.zen_sync()" in known.advice
+    assert "density_before" not in str(known)
+
+
 def test_a_preset_that_sends_less_is_kept():
     tx = sparsejax.rounds.sparse_loco(optax.adamw(1e-3), every=EVERY)
     found = sparsejax.explain(tx, SHAPES, ranks=RANKS, network=NETWORK)

@@ -60,6 +60,12 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
             "a rank, where gradients come as rows (sparsejax.lazy); else density="
             f"{{{one!r}: share}}, or sparsejax.profile."
         )
+    by_parameters = [row.name for row in _undecided(groups, rows)]
+    if by_parameters:
+        yield (
+            "What changes a parameter is sent, taken to be everything of "
+            f"{_some(by_parameters)}: density= says better, the density_before of metrics."
+        )
     sources = {source for _, row in pairs for source in row.sources}
     if sources - {"measured", "dense", "unknown", "moved"}:
         yield "Sets of several ranks are taken to be independent, which overlap least."
@@ -86,6 +92,17 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
             f"Of {every} steps added up, 1 - (1 - d)^{every} of the units are taken to be "
             "there, as of steps drawn independently; similar steps have fewer."
         )
+
+
+def _undecided(groups, rows):
+    """The rows whose density the parameters decide, where the caller has not said it."""
+    return [
+        row
+        for group, row in zip(groups, rows, strict=True)
+        if group.sparsifier is not None
+        and group.sparsifier.reads_params
+        and not {"given", "measured"} & set(group.sources)
+    ]
 
 
 def _by_rank(groups):
@@ -152,6 +169,13 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> 
         gain = f"{current:.3g} ms a step instead of {dense:.3g} densely"
         sparser = _with(groups, rows, times, _sparsified)
         return f"Advice: keep {call}: {gain}{_but(rows, current, sparser)}."
+    undecided = [row.name for row in _undecided(groups, rows)]
+    if undecided:
+        return (
+            f"Advice: say first what share of {_some(undecided)} changes a parameter, "
+            f"density=: taken to be everything, a step takes {current:.3g} ms, {dense:.3g} "
+            "densely, and a small share takes a small part of that."
+        )
     if any(row.sparsifier and row.taken for row in rows):
         names = next(row.sparsifier for row in rows if row.sparsifier)
         return (
