@@ -21,15 +21,19 @@ from sparsejax.wire import collectives
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """The bandwidth and latency between ranks.
+    """The bandwidth and latency between ranks, and what starting an exchange costs them.
 
     A message of b bytes is taken to need the time
 
         latency_us / 1e6 + 8 b / (1e9 gbit_per_s)    seconds
 
+    and a sparse exchange `exchange_us` more, however little it sends.
+
     Attributes:
         gbit_per_s: The bandwidth of a rank's link in one direction, in Gbit/s.
         latency_us: The time of an empty message, in microseconds.
+        exchange_us: The time that a sparse exchange takes on the device whatever its size,
+            in microseconds: its launches, and what it waits for. About 400 on a GPU.
 
     Example:
         >>> network = sparsejax.Network(gbit_per_s=25, latency_us=20)
@@ -38,10 +42,12 @@ class Network:
 
     gbit_per_s: float
     latency_us: float
+    exchange_us: float = 0.0
 
     def __post_init__(self):
         arguments.check_positive("gbit_per_s", self.gbit_per_s)
         arguments.check_at_least("latency_us", self.latency_us, 0)
+        arguments.check_at_least("exchange_us", self.exchange_us, 0)
 
 
 class Forecast(NamedTuple):
@@ -74,9 +80,13 @@ class Forecast(NamedTuple):
         return self.push + self.pull
 
     def seconds(self, network: Network) -> float:
-        """Seconds on the network: a latency for each message, and the bytes."""
-        bandwidth = network.gbit_per_s * 1e9 / 8
-        return self.messages * network.latency_us * 1e-6 + self.bytes / bandwidth
+        """Seconds of a sum: those that no bandwidth shortens, and those of the bytes."""
+        return self.fixed_seconds(network) + self.bytes * 8e-9 / network.gbit_per_s
+
+    def fixed_seconds(self, network: Network) -> float:
+        """Seconds that no bandwidth shortens: latencies, and what starting takes."""
+        start = 0.0 if self.dense else network.exchange_us
+        return 1e-6 * (self.messages * network.latency_us + start)
 
 
 @dataclasses.dataclass(frozen=True)

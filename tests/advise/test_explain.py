@@ -1,5 +1,6 @@
 """What `explain` says, in Python and on the command line."""
 
+import dataclasses
 import json
 
 import jax
@@ -431,6 +432,31 @@ def test_a_slow_network_of_few_ranks_pays_more():
     _, slow = explained(network=sparsejax.Network(0.25, 20))
     _, fast = explained(network=sparsejax.Network(400, 20))
     assert slow["kernel"].pays_below > fast["kernel"].pays_below
+
+
+def test_up_to_the_bandwidth_named_it_pays_and_above_it_does_not():
+    _, rows = explained(network=sparsejax.Network(25, 20, exchange_us=400))
+    limit = rows["embedding"].pays_up_to
+    for factor in (0.99, 1.01):
+        network = sparsejax.Network(factor * limit, 20, exchange_us=400)
+        found, there = explained(network=network)
+        times = there["embedding"].milliseconds
+        assert (times["chosen"] < times["AllReduce"]) == (factor < 1)
+        assert ("dense is better" in there["embedding"].verdict) == (factor > 1)
+    assert "but for 400 us of each sparse exchange" in str(found)
+    assert f"{limit:.3g} Gbit/s" in str(found)
+
+
+def test_what_starting_an_exchange_takes_counts_where_entries_are_sent():
+    _, free = explained()
+    network = dataclasses.replace(NETWORK["network"], exchange_us=400)
+    _, costly = explained(network=network)
+    for name, more in (("embedding", 0.4), ("kernel", 0.0)):
+        before, after = free[name].milliseconds, costly[name].milliseconds
+        assert after["chosen"] - before["chosen"] == pytest.approx(more)
+        assert after["AllReduce"] == before["AllReduce"]
+    assert costly["embedding"].pays_up_to < free["embedding"].pays_up_to
+    assert free["kernel"].pays_up_to == 0
 
 
 def test_rules_masks_and_two_levels_are_seen_through():

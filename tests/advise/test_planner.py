@@ -119,6 +119,14 @@ def test_a_slow_start_of_messages_makes_a_dense_plan():
     assert {type(leaf.scheme) for leaf in plan.leaves} == {schemes.AllReduce}
 
 
+def test_a_slow_start_of_exchanges_makes_a_dense_plan():
+    """A table of 256 KB saves less than 400 us at 10 Gbit/s, and more at 1."""
+    for rate, scheme in ((10, schemes.AllReduce), (1, schemes.AGSparse)):
+        plan = made(network=sparsejax.Network(rate, 10, exchange_us=400))
+        assert plan.leaves[1].path == "embedding"
+        assert type(plan.leaves[1].scheme) is scheme
+
+
 def balanced(**options):
     return made(candidates=[schemes.BalancedParallelism()], **options)
 

@@ -36,6 +36,12 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--gbit-per-s", type=float, required=True)
     parser.add_argument("--latency-us", type=float, required=True)
+    parser.add_argument(
+        "--exchange-us",
+        type=float,
+        default=0.0,
+        help="what a sparse exchange takes whatever its size: about 400 on a GPU (0)",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     return parser
 
@@ -81,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         tx,
         params,
         ranks=(options.ranks, options.inner) if two_levels else options.ranks,
-        network=Network(options.gbit_per_s, options.latency_us),
+        network=Network(options.gbit_per_s, options.latency_us, options.exchange_us),
         density=density(options),
         ids=ids(options),
     )

@@ -5,8 +5,8 @@
 
 For each group of leaves that are exchanged together: its scheme and unit, the bytes that
 one rank would send beside those of a dense sum, the time of every scheme, and the density
-below which sending entries pays at all; what a step costs; what was assumed; what there is
-to compile; and one sentence of advice.
+and the bandwidth up to which sending entries pays at all; what a step costs; what was
+assumed; what there is to compile; and one sentence of advice.
 """
 
 import dataclasses
@@ -33,8 +33,7 @@ class Explanation:
     Attributes:
         ranks: The number of ranks; of hosts, where there are two levels.
         inner: The ranks of a host; 1 where there is one level.
-        gbit_per_s: The bandwidth of a rank's link in one direction.
-        latency_us: The time of an empty message.
+        network: The network between the ranks.
         rows: One entry for each group of leaves that are exchanged together, in the order
             of the tree.
         assumed: The assumptions, a sentence each.
@@ -50,8 +49,7 @@ class Explanation:
 
     ranks: int
     inner: int
-    gbit_per_s: float
-    latency_us: float
+    network: Network
     rows: tuple[Row, ...]
     assumed: tuple[str, ...]
     compiling: str
@@ -83,8 +81,9 @@ class Explanation:
         ranks = f"{self.ranks} ranks"
         if self.inner > 1:
             ranks = f"{self.ranks} hosts of {self.inner} ranks"
-        head = f"{ranks}, {self.gbit_per_s:g} Gbit/s, {self.latency_us:g} us"
-        parts = [*printed.tables(self.rows, self.latency_us)]
+        network = f"{self.network.gbit_per_s:g} Gbit/s, {self.network.latency_us:g} us"
+        head = f"{ranks}, {network}"
+        parts = [*printed.tables(self.rows, self.network)]
         parts.append([*self.assumed, self.compiling])
         parts.append([self.advice])
         return "\n\n".join([head, *("\n".join(lines) for lines in parts)])
@@ -148,8 +147,7 @@ def explain(
     return Explanation(
         hosts,
         inner,
-        network.gbit_per_s,
-        network.latency_us,
+        network,
         rows,
         tuple(advice.assumed(groups, rows)),
         advice.compiling(rows),

@@ -1,26 +1,32 @@
 """The rows of an explanation as tables, with what a step costs in all."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from sparsejax.advise.explain.rows import CHOSEN, COMPARED, Row
 from sparsejax.advise.table import size, table
 from sparsejax.schemes.all_reduce import AllReduce
+from sparsejax.schemes.forecast import Network
 
 
 _DENSE = AllReduce.__name__
 _SENT = ["leaves", "unit", "scheme", "density", "after", "room", "rounds", "sends"]
-_SENT += ["dense", "pays below", ""]
+_SENT += ["dense", "pays below", "up to", ""]
 _TIMES = [CHOSEN, *(kind.__name__ for kind in COMPARED)]
 _MUCH = 0.95  # of the time; what saves less is not worth a word
 
 
-def tables(rows: Sequence[Row], latency_us: float) -> Iterator[list[str]]:
+def tables(rows: Sequence[Row], network: Network) -> Iterator[list[str]]:
     """The lines of each part: bytes, times, why not the fastest scheme, and the sums."""
     yield ["What one rank sends in an exchange; room is entries in the longest message:"]
-    yield table([_SENT, *map(_sent, rows)], left=(0, 1, 2, 10))
-    yield ["Milliseconds on the network, the work on the device left out:"]
+    yield table([_SENT, *map(_sent, rows)], left=(0, 1, 2, 11))
+    work = "the work on the device left out"
+    if network.exchange_us:
+        work += f" but for {network.exchange_us:g} us of each sparse exchange"
+    yield [f"Milliseconds on the network, {work}:"]
     yield table([["leaves", *_TIMES], *map(_times, rows)], left=(0,))
-    notes = [*_reasons(rows), *_rounded(rows), *_rounds(rows, latency_us), *_columns(rows)]
+    notes = [*_reasons(rows), *_rounded(rows), *_rounds(rows, network.latency_us)]
+    notes += _columns(rows)
     if notes:
         yield notes
     yield [*_sums(rows)]
@@ -46,6 +52,7 @@ def _sent(row: Row) -> list[str]:
         size(row.sent_bytes),
         size(row.dense_bytes),
         f"{row.pays_below:.2%}" if row.pays_below else "-",
+        f"{row.pays_up_to:.3g} Gbit/s" if 0 < row.pays_up_to < math.inf else "-",
         row.verdict,
     ]
 

@@ -2,7 +2,7 @@
 
 Times are those of the network: bytes over the bandwidth, and a latency for each message
 that waits for another, those of every further round among them. The work of packing is not
-in them.
+in them, but for what an exchange costs whatever its size, `Network.exchange_us`.
 """
 
 import dataclasses
@@ -76,6 +76,8 @@ class Row:
         columns: Of rows, the bytes and milliseconds of a `ColumnTable` in their place, on
             one level; else None.
         pays_below: The density below which the scheme is sooner done than a dense sum.
+        pays_up_to: The bandwidth up to which it is, at this density, in Gbit/s: infinite
+            where it costs no more than a dense sum but for bytes, 0 where it saves none.
         reason: Where another scheme is sooner done: why it is not the one.
         verdict: "dense is better here", with what would settle it where a density is
             unknown, or "".
@@ -105,6 +107,7 @@ class Row:
     roomy: tuple[float, int, int] | None
     columns: tuple[float, float] | None
     pays_below: float
+    pays_up_to: float
     reason: str
     verdict: str
 
@@ -135,6 +138,14 @@ class SchemeTimes:
     def seconds(self, forecast: Forecast) -> float:
         """Seconds of a forecast on the network."""
         return forecast.seconds(self.network)
+
+    def pays_up_to(self, forecast: Forecast, dense: Forecast) -> float:
+        """The bandwidth at which a forecast takes as long as a dense sum, in Gbit/s."""
+        saved = dense.bytes - forecast.bytes
+        more = forecast.fixed_seconds(self.network) - dense.fixed_seconds(self.network)
+        if saved <= 0 or forecast.dense:
+            return 0.0
+        return 8e-9 * saved / more if more > 0 else math.inf
 
 
 def row_of(group: Group, times: SchemeTimes) -> Row:
@@ -197,6 +208,7 @@ def row_of(group: Group, times: SchemeTimes) -> Row:
         roomy=None if group.ids else _roomy(scheme, load, forecast, times),
         columns=_columns(group, times),
         pays_below=0.0 if is_fixed else _pays_below(group, times),
+        pays_up_to=times.pays_up_to(forecast, dense),
         reason="",
         verdict=_verdict(group) if dense_wins and not is_fixed else "",
     )

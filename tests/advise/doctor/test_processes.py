@@ -109,7 +109,7 @@ def test_the_doctor_examines_a_job_from_rank_0_and_all_end_alike():
     assert "2 leaves are equal as bytes on 2 processes" in texts["parameters"]
     assert texts["devices"].startswith("1 device (cpu) each; 2 processes on 1 host")
     assert report["links"]["gbit_per_s"] > 0
-    assert report["explanation"]["gbit_per_s"] == report["links"]["gbit_per_s"]
+    assert report["explanation"]["network"]["gbit_per_s"] == report["links"]["gbit_per_s"]
     assert "{" not in second
 
 
