@@ -55,7 +55,7 @@ from sparsejax.transforms.checks import Leaves
 from sparsejax.transforms.entry import Entry, LeafPlaces, Reduction
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.feedback import Outcome
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 from sparsejax.wire.value_codes import code_of
 
 

@@ -23,7 +23,7 @@ from sparsejax.schemes.base import Stage, Traffic
 from sparsejax.state import tree
 from sparsejax.units.merging import Merge, merged
 from sparsejax.units.units import wide
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 MODES = ("fill", "clip", "wrap")

@@ -15,7 +15,7 @@ from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.placement import specs
 from sparsejax.state.sharded import Sharded
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 # As that of flax.linen.Embed: rows of about length 1.

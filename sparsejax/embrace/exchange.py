@@ -19,8 +19,8 @@ from jax import lax
 
 from sparsejax.axes import as_varying, at_number, varying_axes
 from sparsejax.units import bits
-from sparsejax.wire import Wire
 from sparsejax.wire.channels import Channel, pull, push
+from sparsejax.wire.collectives import Wire
 from sparsejax.wire.sizes import Sizes
 
 

@@ -32,7 +32,7 @@ from sparsejax.monitor import checksums
 from sparsejax.placement import specs
 from sparsejax.state import sharded, tree
 from sparsejax.state.per_rank import PerRank
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 _CALL = "sparsejax.check_replicas"

@@ -29,7 +29,7 @@ from sparsejax.state.per_replica import PerReplica, is_per_replica
 from sparsejax.transforms import checks
 from sparsejax.transforms.entry.shards import ShardSum
 from sparsejax.units.row_grads import is_row_grads
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 _HOW = (

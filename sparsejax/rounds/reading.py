@@ -23,7 +23,7 @@ from sparsejax.rounds.state import find_state
 from sparsejax.state import tree
 from sparsejax.state.per_rank import RankState, check_ranks
 from sparsejax.state.per_replica import PerReplica, mesh_here
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 _CALL = "sparsejax.local"

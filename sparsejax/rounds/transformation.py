@@ -43,7 +43,7 @@ from sparsejax.transforms.described import described
 from sparsejax.transforms.entry import Entry
 from sparsejax.transforms.systems import dense_sync
 from sparsejax.units.units import wide
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from sparsejax.errors import ArgumentError, RuleError
 from sparsejax.state import tree
 from sparsejax.units.merging import Merge, merged
 from sparsejax.units.row_grads import RowGrads, is_row_grads
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 Capacity = int | Mapping[str, int]

@@ -31,7 +31,7 @@ from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.schemes import base
 from sparsejax.schemes.owners.host_rows import HostRows
 from sparsejax.units.dense import Dense
-from sparsejax.units.ownership import StripedHash
+from sparsejax.units.ownership.striped import StripedHash
 
 
 # Another hash than a scheme's own: with the same one, the units of a part would nearly all

@@ -26,7 +26,7 @@ from sparsejax import arguments
 from sparsejax.errors import ArgumentError, BadNumberError, StateError
 from sparsejax.state import tree
 from sparsejax.state.per_rank import find
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 _CALL = "sparsejax.transforms.check_numbers"

@@ -29,7 +29,7 @@ from sparsejax.axes import (
 from sparsejax.errors import StateError
 from sparsejax.state import tree
 from sparsejax.units.units import wide
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 # Set while a whole chain is checked: then `update` only says what types it returns.

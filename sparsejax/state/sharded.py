@@ -19,7 +19,7 @@ from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.state import tree
 from sparsejax.units.row_grads import RowGrads, is_row_grads
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 class Sharded(abc.ABC):

@@ -22,7 +22,7 @@ from sparsejax.state import tree
 from sparsejax.units.indices import comparable
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.units.units import wide
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 class Weight(NamedTuple):

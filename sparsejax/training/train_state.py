@@ -13,7 +13,7 @@ from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.monitor.replicas import check_replicas
 from sparsejax.state import sharded, tree
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 class TrainState(NamedTuple):

@@ -22,7 +22,7 @@ from sparsejax.training.on_rank.by_rows import takes_rows
 from sparsejax.training.on_rank.losses import Loss
 from sparsejax.training.on_rank.program import Program, check_sends_nothing
 from sparsejax.training.train_state import Checked, TrainState, check_key, require_usable
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 class DataParallel:

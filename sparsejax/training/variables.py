@@ -15,7 +15,7 @@ from sparsejax.errors import ArgumentError, StateError
 from sparsejax.state import tree
 from sparsejax.state.per_rank import PerRank
 from sparsejax.training.on_rank.shares import Share
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 KINDS = ("mean", "by_rank")

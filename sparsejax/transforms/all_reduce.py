@@ -21,7 +21,8 @@ from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.sparse_tensor import SparseTensor, from_units
 from sparsejax.units.units import wide
-from sparsejax.wire import Wire, ordered
+from sparsejax.wire import ordered
+from sparsejax.wire.collectives import Wire
 
 
 def all_reduce(

@@ -15,7 +15,7 @@ from sparsejax.state import sharded, tree
 from sparsejax.state.per_rank import PerRank
 from sparsejax.transforms.buckets import Bucket
 from sparsejax.units.row_grads import is_row_grads
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 def check_leaves(

@@ -54,8 +54,8 @@ from sparsejax.transforms.entry import Entry, LeafPlaces, Reduction as Reduction
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads, is_row_grads
-from sparsejax.wire import Wire, ordered
-from sparsejax.wire.collectives import travelling
+from sparsejax.wire import ordered
+from sparsejax.wire.collectives import Wire, travelling
 
 
 class ExchangeState(NamedTuple):

@@ -40,7 +40,7 @@ from sparsejax.transforms import checks
 from sparsejax.transforms.described import described
 from sparsejax.transforms.entry import Entry
 from sparsejax.units.units import wide
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 _RESIDUAL = Residual()

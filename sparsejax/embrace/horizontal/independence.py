@@ -15,7 +15,7 @@ from sparsejax.state import tree
 from sparsejax.state.per_rank import OUTLINE
 from sparsejax.tracing import programs
 from sparsejax.tracing.interpreter import Domain, interpret
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 class _BlockDependence(NamedTuple):

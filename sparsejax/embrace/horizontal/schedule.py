@@ -24,7 +24,7 @@ from sparsejax.state.per_rank import (
     check_ranks,
 )
 from sparsejax.transforms.buckets import of_part
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 _NAME = "sparsejax.embrace.horizontal"

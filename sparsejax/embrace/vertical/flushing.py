@@ -17,7 +17,7 @@ from sparsejax.rows import Lazy, apply_updates, settle
 from sparsejax.rows.updates import steps
 from sparsejax.state import pending as held, sharded
 from sparsejax.state.per_rank import find
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 def flush(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:

@@ -26,7 +26,7 @@ from sparsejax.state import sharded, tree
 from sparsejax.tracing import outputs
 from sparsejax.units.merging import merged
 from sparsejax.units.row_grads import RowGrads, is_row_grads
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 def value_and_grad(

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax.embrace.exchange import TableLists
-from sparsejax.wire import Wire
 from sparsejax.wire.channels import push
+from sparsejax.wire.collectives import Wire
 
 
 # How long lists may be, in sixteenths of their room.

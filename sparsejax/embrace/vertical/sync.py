@@ -28,7 +28,7 @@ from sparsejax.transforms.feedback import FeedbackState
 from sparsejax.transforms.sync import check_scheme, sync
 from sparsejax.units.merging import merged
 from sparsejax.units.row_grads import LateRowGrads
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 # The baselines of the paper, by name: how tables that each rank has whole are summed.

@@ -24,7 +24,7 @@ from sparsejax.schemes.owners import row_requests
 from sparsejax.state.parameters import ranks_of
 from sparsejax.units.merging import Merge
 from sparsejax.units.row_grads import ReadBy, ReadRowGrads, RowGrads
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 # What is refused where late rows would be read on Auto axes.

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from sparsejax import axes
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.owners.row_parts import RowParts
-from sparsejax.units.ownership import Ownership
+from sparsejax.units.ownership.base import Ownership
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.wire.collectives import Wire
 

@@ -22,7 +22,7 @@ from sparsejax.schemes.forecast import owned_of, room_of
 from sparsejax.schemes.owners.row_push import RowPush, RowsByOwner
 from sparsejax.schemes.row_lists import Lists
 from sparsejax.units.indices import check_numbered, in_range
-from sparsejax.units.ownership import Layout, Ownership
+from sparsejax.units.ownership.base import Layout, Ownership
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.stacked import apart, stacked, starts_of
 from sparsejax.wire.collectives import Wire

@@ -31,7 +31,7 @@ from sparsejax.training.on_rank.by_rows import (
 from sparsejax.training.on_rank.losses import Loss
 from sparsejax.training.on_rank.shares import Share
 from sparsejax.training.train_state import TrainState, require_synchronized
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sparsejax import axes
 from sparsejax.errors import ArgumentError
 from sparsejax.state.weights import Weight
 from sparsejax.units.units import wide
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 @dataclasses.dataclass(frozen=True)

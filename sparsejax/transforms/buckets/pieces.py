@@ -24,7 +24,7 @@ from sparsejax.units.dense import Dense
 from sparsejax.units.entries import of_tensors
 from sparsejax.units.sparse_tensor import SparseTensor
 from sparsejax.units.units import Units
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from sparsejax.state.parameters import ranks_of
 from sparsejax.state.per_replica import PerReplica
 from sparsejax.transforms.entry.shards import ShardSum
 from sparsejax.units.row_grads import RowGrads, ShardedRowGrads, is_row_grads
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 class LeafPlaces(NamedTuple):

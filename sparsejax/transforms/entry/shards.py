@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from sparsejax.axes import axis_names
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from sparsejax.transforms.described import described
 from sparsejax.transforms.entry import Entry
 from sparsejax.transforms.wrappers.common import checked, require_exchange
 from sparsejax.units.units import rounded
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 class AccumulateState(NamedTuple):

@@ -13,7 +13,7 @@ from sparsejax.transforms.entry import Entry
 from sparsejax.units import merging
 from sparsejax.units.row_grads import is_row_grads
 from sparsejax.units.units import wide
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 @described

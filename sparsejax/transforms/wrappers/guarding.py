@@ -17,7 +17,7 @@ from sparsejax.state.per_rank import check_kind
 from sparsejax.transforms.described import described
 from sparsejax.transforms.entry import Entry
 from sparsejax.transforms.wrappers.common import checked
-from sparsejax.wire import Wire
+from sparsejax.wire.collectives import Wire
 
 
 _NAME = "sparsejax.skip_nonfinite"

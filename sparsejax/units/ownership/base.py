@@ -13,8 +13,6 @@ from typing import Any
 
 import jax
 
-from sparsejax.units.ownership.memory import PartMemory
-
 
 @dataclasses.dataclass(frozen=True)
 class Layout(abc.ABC):
@@ -31,8 +29,8 @@ class Layout(abc.ABC):
     width: int
 
     @property
-    def memory(self) -> PartMemory | None:
-        """The memories in which units find their owners; None if `split` tells them."""
+    def memory(self) -> Any:
+        """The `PartMemory` in which units find their owners; None if `split` finds them."""
         return None
 
     @abc.abstractmethod
