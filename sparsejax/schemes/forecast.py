@@ -33,7 +33,7 @@ class Network:
         gbit_per_s: The bandwidth of a rank's link in one direction, in Gbit/s.
         latency_us: The time of an empty message, in microseconds.
         exchange_us: The time that a sparse exchange takes on the device whatever its size,
-            in microseconds: its launches, and what it waits for. About 400 on a GPU.
+            in microseconds: its launches, and what it waits for. About 300 on a GPU.
 
     Example:
         >>> network = sparsejax.Network(gbit_per_s=25, latency_us=20)

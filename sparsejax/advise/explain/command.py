@@ -40,7 +40,7 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
         "--exchange-us",
         type=float,
         default=0.0,
-        help="what a sparse exchange takes whatever its size: about 400 on a GPU (0)",
+        help="what a sparse exchange takes whatever its size: about 300 on a GPU (0)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     return parser
