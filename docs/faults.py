@@ -84,8 +84,8 @@ class Records:
         return "\n\n".join(each.source() for each in files)
 
 
-# --- Rows of the first table: what was tried, how much, as promised, what became of it,
-# --- the largest loss, and the command.
+# --- Rows of the first table: what was tried, how much, as promised, the result, and the
+# --- largest loss.
 
 
 def of_fuzzing(records):
@@ -100,7 +100,6 @@ def of_fuzzing(records):
         counted(every["cases"] - every["failures"], every["cases"]),
         f"{ways} ways gone; of those that have to be, {missing}",
         "" if every["failures"] else "rounding",
-        FUZZ,
     ]
 
 
@@ -116,7 +115,6 @@ def of_faults(records):
             promised(rows),
             became(rows),
             lost(rows),
-            f"{FAULT} --faults {kind}",
         ]
 
 
@@ -152,7 +150,6 @@ def of_long_runs(records):
             if samples
             else "",
             lost([row]),
-            f"{LONG_RUN} --schemes {row['scheme']}",
         ]
 
 
@@ -166,7 +163,6 @@ def of_replicas(records):
         "found; to compare at every 100th step adds "
         f"{min(added):.2%} to {max(added):.2%} of a step, {ADDED:.0%} promised",
         "",
-        REPLICAS,
     ]
 
 
@@ -182,7 +178,6 @@ def of_checkpoints(records):
         counted(sum(row["growth"] <= 1 for row in rows), len(rows)),
         f"the same bytes; the largest: {', '.join(times)}; no dearer a MB promised",
         "",
-        CHECKPOINTS,
     ]
 
 
@@ -199,7 +194,6 @@ def of_largest(records):
         f"the sum at each place, the same bits on both; {memory / 1e9:.0f} GB of memory at "
         "most" + (f"; {short} more need more than there was" if short else ""),
         "0",
-        LARGEST,
     ]
 
 
@@ -211,9 +205,8 @@ TRIED = (
 
 def all_in_one(records):
     rows = [row for tried in TRIED for row in tried(records)]
-    rows = [[*cells, f"`{command}`"] for *cells, command in rows]
-    head = ["what was tried", "how much", "as promised", "what became of it"]
-    return table([*head, "lost at most", "command"], rows, 6)
+    head = ["what was tried", "how much", "as promised", "result", "lost at most"]
+    return table(head, rows, 5)
 
 
 # --- What stands below it.
