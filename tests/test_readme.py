@@ -127,7 +127,7 @@ def run(page, note, block, names):
 
 # They train, several times, and what they show is tested by default elsewhere.
 LONG = {"docs/inside_jit.md", "docs/local_steps.md", "docs/systems/embrace.md"}
-LONG |= {"docs/which.md"}
+LONG |= {"docs/loss_in_jit.md", "docs/rows_in_jit.md", "docs/which.md"}
 # Each of its blocks is run by itself, by `test_errors_page.py`.
 BY_BLOCK = {"docs/errors.md"}
 
