@@ -34,7 +34,7 @@ LAWS = {
 
 
 def counted(good, all_of):
-    """So many of so many; in bold where it is not all."""
+    """A count and its total; in bold where it is not all."""
     text = f"{good:,} of {all_of:,}"
     return text if good == all_of else f"**{text}**"
 
@@ -98,7 +98,7 @@ def of_fuzzing(records):
         "drawn cases, held to the law",
         f"{every['cases']:,} cases of {len(laws)} laws, {every['programs']:,} programs",
         counted(every["cases"] - every["failures"], every["cases"]),
-        f"{ways} ways gone; of those that have to be, {missing}",
+        f"{ways} paths taken; of the required ones, {missing}",
         "" if every["failures"] else "rounding",
     ]
 
@@ -176,7 +176,8 @@ def of_checkpoints(records):
         "states are saved, and restored on as many ranks and on others",
         f"{len({row['bytes'] for row in rows})} sizes, to {largest / 1e6:,.0f} MB",
         counted(sum(row["growth"] <= 1 for row in rows), len(rows)),
-        f"the same bytes; the largest: {', '.join(times)}; no dearer a MB promised",
+        f"the same bytes; the largest: {', '.join(times)}; promised: no more time a MB "
+        "than the smallest",
         "",
     ]
 
@@ -227,7 +228,7 @@ def not_as_promised(records):
     failed = {f"drawn cases of `{row['law']}`": row["failures"] for row in laws}
     failed["cases kept from earlier"] = every["failures"] - sum(failed.values())
     yield from ((what, f"{n} failed") for what, n in failed.items() if n)
-    yield from (("no drawn case went this way", way) for way in every["missed"])
+    yield from (("no drawn case took this path", way) for way in every["missed"])
     for row in records.replicas.rows:
         if row["added"] > ADDED:
             what = f"to compare replicas, {row['network']}, {row['sync']}"
@@ -235,7 +236,7 @@ def not_as_promised(records):
     for row in records.checkpoints.rows:
         if row["growth"] > 1:
             what = f"to {row['side']}, {row['bytes'] / 1e6:,.0f} MB"
-            yield what, f"{row['growth']:.2f} times as dear a MB as the smallest"
+            yield what, f"{row['growth']:.2f} times the time a MB of the smallest"
 
 
 def bullets(records):
@@ -277,7 +278,7 @@ def by_law(records):
         for row in records.fuzz.rows
         if row["law"] != "all"
     ]
-    return table(["law", "what holds", "cases", "failed", "ways gone"], rows, 2)
+    return table(["law", "what holds", "cases", "failed", "paths taken"], rows, 2)
 
 
 def comparing(records):
@@ -318,8 +319,8 @@ def page():
 What training does when something breaks, with all recorded figures:
 {cases:,} drawn cases, {len(jobs)} jobs with a fault on one host, runs of {longest:,} steps.
 
-* Where a host is lost, the job has to end on all hosts in the promised time, by the name of
-  that host, and the remaining hosts continue from the last checkpoint.
+* Where a host is lost, the job has to end on all hosts in the promised time, with the name
+  of that host, and the remaining hosts continue from the last checkpoint.
 * *Lost* is the largest difference between what was applied plus the residuals and the sum
   of the gradients that were computed, over the sum of their sizes. 1e-05 is promised, and
   the same bytes on all hosts.
@@ -336,8 +337,8 @@ What training does when something breaks, with all recorded figures:
 
 ## By fault and system
 
-Jobs as promised, of those tried, and seconds until the last of their hosts had ended, at
-most. Systems and faults have the names that `--schemes` and `--faults` of
+The number of jobs that ended as promised, and the longest time until the last host had
+ended. Systems and faults have the names that `--schemes` and `--faults` of
 `{FAULT}` take.
 
 {by_kind_and_system(records)}
@@ -348,15 +349,15 @@ most. Systems and faults have the names that `--schemes` and `--faults` of
 
 ## Comparing replicas
 
-What it takes to compare all of a state on four simulated devices, where a step has eight
-examples a rank; every training had a flipped bit first, which was found.
+The time to compare a whole state on four simulated devices, where a step has eight
+examples a rank. Each training began with a flipped bit, which was found.
 
 {comparing(records)}
 
 ## Saving and restoring
 
-Milliseconds, and in brackets those a MB, of a state of four ranks: to save it, to restore
-it on four, where every byte was compared, and on two.
+Milliseconds to save a state of four ranks, to restore it on four, where every byte was
+compared, and to restore it on two. In brackets: milliseconds a MB.
 
 {saving(records)}
 

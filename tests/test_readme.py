@@ -296,7 +296,7 @@ def test_what_was_not_as_promised_is_seen(broken):
     cells = {line[0]: line[1:5] for line in lines}
     assert cells["| drawn cases, held to the law"] == [
         *("70 cases of 1 laws, 9 programs", "**67 of 70**"),
-        *("1 ways gone; of those that have to be, **1 missing**", ""),
+        *("1 paths taken; of the required ones, **1 missing**", ""),
     ]
     assert cells["| one host is cut off from the network"] == [
         *("3 jobs of 4 hosts, 2 systems, 2 seeds", "**2 of 3**"),
@@ -323,9 +323,9 @@ def test_what_was_not_as_promised_is_seen(broken):
         "* `zen`, rows as large as fit: `replicas differ`",
         "* drawn cases of `rows`: `2 failed`",
         "* cases kept from earlier: `1 failed`",
-        "* no drawn case went this way: `rows: two`",
+        "* no drawn case took this path: `rows: two`",
         "* to compare replicas, wide, zen: `1.50% of a step`",
-        "* to save, 100 MB: `1.20 times as dear a MB as the smallest`",
+        "* to save, 100 MB: `1.20 times the time a MB of the smallest`",
     ]
 
 

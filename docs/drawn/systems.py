@@ -140,7 +140,7 @@ def ok_topk():
         picture.arrow(middle, 122, middle, 152, RANKS[rank], 2)
         words = f"rank {rank} sums"
         picture.text(middle, 170, words, 12, "middle", RANKS[rank], True)
-    picture.text(20, 204, "Bounds are moved so that each region has as many entries.", 13)
+    picture.text(20, 204, "Bounds are moved so that all regions have the same number.", 13)
     picture.text(20, 228, "From its sums each rank selects again, and those go to all.", 13)
     return picture
 
@@ -179,7 +179,7 @@ def spardl():
 
 def local_steps():
     """Rounds of steps without an exchange, from one anchor to the next."""
-    picture = Picture(640, 212, "Local steps: each rank trains by itself for a round")
+    picture = Picture(640, 212, "Local steps: each rank trains alone for a round")
     picture.text(
         20, 26, "parameters of three ranks, over two rounds of four steps", bold=True
     )
