@@ -119,11 +119,11 @@ def of_faults(records):
 
 
 def became(rows):
-    """How long it took until all hosts had ended, and how many went on."""
+    """How long it took until all hosts had ended, and how many continued."""
     fault = FAULTS[rows[0]["fault"]]
     on = counted(sum("lost" in row for row in rows), len(rows))
     if not fault.ends:
-        return f"{on} went on to the last step"
+        return f"{on} continued to the last step"
     ended = max((row["ended"] for row in rows if "ended" in row), default=float("inf"))
     within = max(fault.within(row["silence"]) for row in rows)
     last = f"{ended:.1f} s" if ended <= within else f"**{ended:.1f} s**"
@@ -131,7 +131,7 @@ def became(rows):
     parts = [
         f"all hosts ended in {last} at most, {within:g} s promised",
         f"**{hung} hung**" if hung else "none hung",
-        f"{on} went on from a checkpoint",
+        f"{on} continued from a checkpoint",
     ]
     if aborted := sum(len(row.get("aborted", ())) for row in rows):
         parts.append(f"gloo or JAX aborted {aborted} processes first")

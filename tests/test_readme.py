@@ -301,8 +301,8 @@ def test_what_was_not_as_promised_is_seen(broken):
     assert cells["| one host is cut off from the network"] == [
         *("3 jobs of 4 hosts, 2 systems, 2 seeds", "**2 of 3**"),
         # 5 s, and 3 s of silence.
-        "all hosts ended in **40.5 s** at most, 8 s promised; **1 hung**; **2 of 3** went "
-        "on from a checkpoint; gloo or JAX aborted 2 processes first",
+        "all hosts ended in **40.5 s** at most, 8 s promised; **1 hung**; **2 of 3** "
+        "continued from a checkpoint; gloo or JAX aborted 2 processes first",
         "3e-07 (of 2)",
     ]
     assert cells["| `dgc`, a long run without a fault"][1] == "**0 of 1**"
