@@ -29,9 +29,7 @@ def gradient():
 
 def zen():
     """Balanced Parallelism: to owners by a hash, sums back to all."""
-    picture = Picture(
-        640, 262, "Zen: entries go to owners that a hash picks, sums come back"
-    )
+    picture = Picture(640, 262, "Zen: entries go to owners by a hash, sums come back")
     owners = [(5 * i + 3) % 7 % 3 for i in range(15)]
     sums = set()
     for rank in range(3):
@@ -91,7 +89,7 @@ def embrace():
 
 def dragonn():
     """A threshold, and a hash memory in which elements find a slot or not."""
-    picture = Picture(640, 236, "DRAGONN: large elements go if they find a slot")
+    picture = Picture(640, 236, "DRAGONN: large elements are sent if they find a slot")
     heights = [12, 55, 8, 20, 70, 15, 48, 9, 62, 18, 5, 44, 11, 58, 16, 7]
     slots = {1: 0, 4: 3, 6: 3, 8: 5, 11: 1, 13: 6}
     picture.text(20, 26, "magnitudes of a gradient", bold=True)
@@ -112,7 +110,7 @@ def dragonn():
     picture.text(
         20,
         220,
-        "One write each, no sort. Of two in one slot one stays; the other waits.",
+        "One write each, no sort. Of two in one slot one is sent, the other waits.",
         13,
     )
     return picture
