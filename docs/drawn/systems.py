@@ -138,8 +138,12 @@ def ok_topk():
         picture.arrow(middle, 122, middle, 152, RANKS[rank], 2)
         words = f"rank {rank} sums"
         picture.text(middle, 170, words, 12, "middle", RANKS[rank], True)
-    picture.text(20, 204, "Bounds are moved so that all regions have the same number.", 13)
-    picture.text(20, 228, "From its sums each rank selects again, and those go to all.", 13)
+    picture.text(
+        20, 204, "Bounds are moved so that all regions have the same number of entries.", 13
+    )
+    picture.text(
+        20, 228, "From its sums each rank selects again, and sends those to all.", 13
+    )
     return picture
 
 
