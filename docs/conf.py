@@ -57,8 +57,11 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = "sparsejax"
-html_static_path = []
+html_static_path = ["style"]
+html_css_files = ["pages.css"]
+html_show_copyright = False  # The licence is in the repository.
 html_show_sphinx = False
+pygments_style = "default"  # The theme's own has no color for a line that a diff adds.
 
 
 LISTED = public.listed()

@@ -34,7 +34,7 @@ LAWS = {
 
 
 def counted(good, all_of):
-    """So many of so many; in bold where it is not all."""
+    """A count and its total; in bold where it is not all."""
     text = f"{good:,} of {all_of:,}"
     return text if good == all_of else f"**{text}**"
 
@@ -84,8 +84,8 @@ class Records:
         return "\n\n".join(each.source() for each in files)
 
 
-# --- Rows of the first table: what was tried, how much, as promised, what became of it,
-# --- the largest loss, and the command.
+# --- Rows of the first table: what was tried, how much, as promised, the result, and the
+# --- largest loss.
 
 
 def of_fuzzing(records):
@@ -98,9 +98,8 @@ def of_fuzzing(records):
         "drawn cases, held to the law",
         f"{every['cases']:,} cases of {len(laws)} laws, {every['programs']:,} programs",
         counted(every["cases"] - every["failures"], every["cases"]),
-        f"{ways} ways gone; of those that have to be, {missing}",
+        f"{ways} paths taken; of the required ones, {missing}",
         "" if every["failures"] else "rounding",
-        FUZZ,
     ]
 
 
@@ -116,16 +115,15 @@ def of_faults(records):
             promised(rows),
             became(rows),
             lost(rows),
-            f"{FAULT} --faults {kind}",
         ]
 
 
 def became(rows):
-    """How long it took until all hosts had ended, and how many went on."""
+    """How long it took until all hosts had ended, and how many continued."""
     fault = FAULTS[rows[0]["fault"]]
     on = counted(sum("lost" in row for row in rows), len(rows))
     if not fault.ends:
-        return f"{on} went on to the last step"
+        return f"{on} continued to the last step"
     ended = max((row["ended"] for row in rows if "ended" in row), default=float("inf"))
     within = max(fault.within(row["silence"]) for row in rows)
     last = f"{ended:.1f} s" if ended <= within else f"**{ended:.1f} s**"
@@ -133,7 +131,7 @@ def became(rows):
     parts = [
         f"all hosts ended in {last} at most, {within:g} s promised",
         f"**{hung} hung**" if hung else "none hung",
-        f"{on} went on from a checkpoint",
+        f"{on} continued from a checkpoint",
     ]
     if aborted := sum(len(row.get("aborted", ())) for row in rows):
         parts.append(f"gloo or JAX aborted {aborted} processes first")
@@ -152,7 +150,6 @@ def of_long_runs(records):
             if samples
             else "",
             lost([row]),
-            f"{LONG_RUN} --schemes {row['scheme']}",
         ]
 
 
@@ -166,7 +163,6 @@ def of_replicas(records):
         "found; to compare at every 100th step adds "
         f"{min(added):.2%} to {max(added):.2%} of a step, {ADDED:.0%} promised",
         "",
-        REPLICAS,
     ]
 
 
@@ -180,9 +176,9 @@ def of_checkpoints(records):
         "states are saved, and restored on as many ranks and on others",
         f"{len({row['bytes'] for row in rows})} sizes, to {largest / 1e6:,.0f} MB",
         counted(sum(row["growth"] <= 1 for row in rows), len(rows)),
-        f"the same bytes; the largest: {', '.join(times)}; no dearer a MB promised",
+        f"the same bytes; the largest: {', '.join(times)}; promised: no more time a MB "
+        "than the smallest",
         "",
-        CHECKPOINTS,
     ]
 
 
@@ -199,7 +195,6 @@ def of_largest(records):
         f"the sum at each place, the same bits on both; {memory / 1e9:.0f} GB of memory at "
         "most" + (f"; {short} more need more than there was" if short else ""),
         "0",
-        LARGEST,
     ]
 
 
@@ -211,9 +206,8 @@ TRIED = (
 
 def all_in_one(records):
     rows = [row for tried in TRIED for row in tried(records)]
-    rows = [[*cells, f"`{command}`"] for *cells, command in rows]
-    head = ["what was tried", "how much", "as promised", "what became of it"]
-    return table([*head, "lost at most", "command"], rows, 6)
+    head = ["what was tried", "how much", "as promised", "result", "lost at most"]
+    return table(head, rows, 5)
 
 
 # --- What stands below it.
@@ -234,7 +228,7 @@ def not_as_promised(records):
     failed = {f"drawn cases of `{row['law']}`": row["failures"] for row in laws}
     failed["cases kept from earlier"] = every["failures"] - sum(failed.values())
     yield from ((what, f"{n} failed") for what, n in failed.items() if n)
-    yield from (("no drawn case went this way", way) for way in every["missed"])
+    yield from (("no drawn case took this path", way) for way in every["missed"])
     for row in records.replicas.rows:
         if row["added"] > ADDED:
             what = f"to compare replicas, {row['network']}, {row['sync']}"
@@ -242,7 +236,7 @@ def not_as_promised(records):
     for row in records.checkpoints.rows:
         if row["growth"] > 1:
             what = f"to {row['side']}, {row['bytes'] / 1e6:,.0f} MB"
-            yield what, f"{row['growth']:.2f} times as dear a MB as the smallest"
+            yield what, f"{row['growth']:.2f} times the time a MB of the smallest"
 
 
 def bullets(records):
@@ -284,7 +278,7 @@ def by_law(records):
         for row in records.fuzz.rows
         if row["law"] != "all"
     ]
-    return table(["law", "what holds", "cases", "failed", "ways gone"], rows, 2)
+    return table(["law", "what holds", "cases", "failed", "paths taken"], rows, 2)
 
 
 def comparing(records):
@@ -325,8 +319,8 @@ def page():
 What training does when something breaks, with all recorded figures:
 {cases:,} drawn cases, {len(jobs)} jobs with a fault on one host, runs of {longest:,} steps.
 
-* Where a host is lost, the job has to end on all hosts in the promised time, by the name of
-  that host, and the remaining hosts continue from the last checkpoint.
+* Where a host is lost, the job has to end on all hosts in the promised time, with the name
+  of that host, and the remaining hosts continue from the last checkpoint.
 * *Lost* is the largest difference between what was applied plus the residuals and the sum
   of the gradients that were computed, over the sum of their sizes. 1e-05 is promised, and
   the same bytes on all hosts.
@@ -343,8 +337,8 @@ What training does when something breaks, with all recorded figures:
 
 ## By fault and system
 
-Jobs as promised, of those tried, and seconds until the last of their hosts had ended, at
-most. Systems and faults have the names that `--schemes` and `--faults` of
+The number of jobs that ended as promised, and the longest time until the last host had
+ended. Systems and faults have the names that `--schemes` and `--faults` of
 `{FAULT}` take.
 
 {by_kind_and_system(records)}
@@ -355,15 +349,15 @@ most. Systems and faults have the names that `--schemes` and `--faults` of
 
 ## Comparing replicas
 
-What it takes to compare all of a state on four simulated devices, where a step has eight
-examples a rank; every training had a flipped bit first, which was found.
+The time to compare a whole state on four simulated devices, where a step has eight
+examples a rank. Each training began with a flipped bit, which was found.
 
 {comparing(records)}
 
 ## Saving and restoring
 
-Milliseconds, and in brackets those a MB, of a state of four ranks: to save it, to restore
-it on four, where every byte was compared, and on two.
+Milliseconds to save a state of four ranks, to restore it on four, where every byte was
+compared, and to restore it on two. In brackets: milliseconds a MB.
 
 {saving(records)}
 

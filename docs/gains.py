@@ -67,7 +67,7 @@ def section():
     rows.append(["one step, 10 M rows, no network", "dense Adam", gain, tables.name])
     rows = [[*row[:3], f"`{row[3]}`"] for row in rows]
     head = ["what", "against", "times as fast", "file"]
-    text = """How many times as fast training is, in one table, beside PyTorch with sparse
+    text = """How many times as fast training is, in one table, and PyTorch with sparse
 embeddings where that was measured."""
     sources = (sums, steps, tables, examples)
     return "Gains", text, table(head, rows, 4), sources
@@ -96,7 +96,7 @@ def chart(root, docs):
         for what, file in zip(WHAT, files, strict=True)
     ]
     caption = f"""Steps a second, over those of dense gradients in the same run (the line at
-1). A host is a process with a link of its own, of {rate} where no rate is named. All hosts
+1). A host is a process with its own link, of {rate} where no rate is named. All hosts
 share one machine ({" or ".join(machines)}), so their work adds up. The first three rows
 have the losses of dense gradients; PyTorch's `SparseAdam` is another optimizer. Local steps
 change the training: in rounds of {every} steps the held-out loss after the same number of

@@ -28,17 +28,16 @@ HEAD = """# Performance
 
 <!-- Made by `python docs/performance.py` from benchmarks/results: do not edit. -->
 
-One chart for each question. Below it stand the conditions, and the result file, with the
+One chart for each question. Below it are the conditions, and the result file, with the
 date, the machine and the command of its last run. [All tables](performance_tables.md) have
 every row, and [the last section](#goals-that-were-missed) lists the goals that were missed.
 
-Unless a text says otherwise, a host is a process with a network link of its own, limited to
-the rate that is named, and **all hosts share the two cores of one machine**. Their work
-adds up, so the more hosts there are, the less a system gains that sends less and computes
-more. No network of GPUs was measured. Ratios are of sides that took turns in one run.
-Results were checked in the run that timed them. How it was done is in
-`benchmarks/README.md`; what training does when a host fails is on
-[a page of its own](faults.md).
+Unless a text says otherwise, a host is a process with its own network link, limited to the
+rate that is named, and **all hosts share the two cores of one machine**. Their work adds
+up: with more hosts, a system that sends less and computes more gains less. No network of
+GPUs was measured. Ratios are of sides that alternated in one run. Results were checked in
+the run that timed them. `benchmarks/README.md` describes how it was done, and
+[It keeps training](faults.md) what happens when a host fails.
 """
 
 

@@ -88,7 +88,7 @@ def test_nothing_raises_the_base_itself():
     root = pathlib.Path(sparsejax.__file__).parent
     called = re.compile(r"(?<!class )\bSparsejaxError\(")
     assert [path for path in root.rglob("*.py") if called.search(path.read_text())] == []
-    assert "No function raises this class itself." in SECTIONS["SparsejaxError"]
+    assert "No function raises this class." in SECTIONS["SparsejaxError"]
 
 
 # --- The section that a message ends with.

@@ -127,7 +127,7 @@ def run(page, note, block, names):
 
 # They train, several times, and what they show is tested by default elsewhere.
 LONG = {"docs/inside_jit.md", "docs/local_steps.md", "docs/systems/embrace.md"}
-LONG |= {"docs/which.md"}
+LONG |= {"docs/loss_in_jit.md", "docs/rows_in_jit.md", "docs/which.md"}
 # Each of its blocks is run by itself, by `test_errors_page.py`.
 BY_BLOCK = {"docs/errors.md"}
 
@@ -292,16 +292,17 @@ def broken(scripts, tmp_path, monkeypatch):
 def test_what_was_not_as_promised_is_seen(broken):
     made, _ = broken
     page = made.page()
-    cells = {line.split(" | ")[0]: line.split(" | ")[1:5] for line in page.splitlines()}
+    lines = [line.removesuffix(" |").split(" | ") for line in page.splitlines()]
+    cells = {line[0]: line[1:5] for line in lines}
     assert cells["| drawn cases, held to the law"] == [
         *("70 cases of 1 laws, 9 programs", "**67 of 70**"),
-        *("1 ways gone; of those that have to be, **1 missing**", ""),
+        *("1 paths taken; of the required ones, **1 missing**", ""),
     ]
     assert cells["| one host is cut off from the network"] == [
         *("3 jobs of 4 hosts, 2 systems, 2 seeds", "**2 of 3**"),
         # 5 s, and 3 s of silence.
-        "all hosts ended in **40.5 s** at most, 8 s promised; **1 hung**; **2 of 3** went "
-        "on from a checkpoint; gloo or JAX aborted 2 processes first",
+        "all hosts ended in **40.5 s** at most, 8 s promised; **1 hung**; **2 of 3** "
+        "continued from a checkpoint; gloo or JAX aborted 2 processes first",
         "3e-07 (of 2)",
     ]
     assert cells["| `dgc`, a long run without a fault"][1] == "**0 of 1**"
@@ -322,9 +323,9 @@ def test_what_was_not_as_promised_is_seen(broken):
         "* `zen`, rows as large as fit: `replicas differ`",
         "* drawn cases of `rows`: `2 failed`",
         "* cases kept from earlier: `1 failed`",
-        "* no drawn case went this way: `rows: two`",
+        "* no drawn case took this path: `rows: two`",
         "* to compare replicas, wide, zen: `1.50% of a step`",
-        "* to save, 100 MB: `1.20 times as dear a MB as the smallest`",
+        "* to save, 100 MB: `1.20 times the time a MB of the smallest`",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The faults: what befalls a host, and what the job has to do then. A new one goes here.
+"""The faults: what happens to a host, and what the job has to do then. A new one goes here.
 
 A fault is a function that injects it on the host that calls it, and an entry of `FAULTS`
 with what is promised. From the entry it is injected (`rank.Injection`), chosen
@@ -21,16 +21,16 @@ ALLOWED = 5.0  # seconds in which a job has to end, beside those of silence
 
 
 class Fault(NamedTuple):
-    """What befalls a host.
+    """What happens to a host.
 
     Attributes:
         name: Its name, for `--faults`.
-        text: What the host does, for pages; `{seconds}` is how long it stands still.
+        text: What the host does, for pages; `{seconds}` is how long it is suspended.
         inject: Does it, on the host. It is given the host and those seconds, and says
             whether the host is to leave its block.
         ends: Whether the job is to end.
         silent: Whether that is found by silence, and not at once.
-        pause: For how long the host stands still, over the time of silence.
+        pause: For how long the host is suspended, over the time of silence.
         between: Whether it happens between steps, in the thread that trains; else at a
             random time of a step, in another.
         cuts: Whether the host does not hear the others either: it ends by the name of
@@ -49,7 +49,7 @@ class Fault(NamedTuple):
     of_network: bool = False
 
     def seconds(self, silence: float) -> float:
-        """For how long the host stands still."""
+        """For how long the host is suspended."""
         return self.pause * silence
 
     def within(self, silence: float) -> float:
@@ -99,7 +99,7 @@ def halve_the_rate(here: host.Here, seconds: float) -> None:
     network.limit(here.switch, f"port{here.rank}", half)
 
 
-STILL = "stands still for {seconds:.0f} s, "
+STILL = "is suspended for {seconds:.0f} s, "
 FAULTS = {
     fault.name: fault
     for fault in (

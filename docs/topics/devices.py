@@ -16,8 +16,8 @@ def kernels():
     least = between([p.value for p in by_gain[3:]], 2)
     of = {"part": "compact", "side": "triton", "size": 1 << 24, "density": 0.01}
     time = 1e3 * seconds(found.one(**of))
-    text = f"""On {large.title} three kernels in Triton are far ahead of plain XLA:
-{listed(most)} times as fast. The others are {least} times as fast.
+    text = f"""On {large.title} three kernels in Triton are much faster than plain
+XLA: {listed(most)} times as fast. The others are {least} times as fast.
 
 **Limits.** On {small.title} {len(slower)} of {len(by_gain)} kernels in Triton are slower
 than plain XLA: a call takes about as long as Python needs to launch it ({time:.2f} ms for
@@ -73,7 +73,7 @@ def compiling():
     slowest = max(chart.points(labels[1]).values(), key=lambda p: p.value)
     few, many = min(chart.points("zen", 1)), max(chart.points("zen", 1))
     by_ranks = [f"{chart.value('zen', n, 1):.1f} s on {n}" for n in (few, many)]
-    text = f"""XLA:CPU compiles each fused kernel by itself, so an exchange costs compile
+    text = f"""XLA:CPU compiles each fused kernel separately, so an exchange costs compile
 time. `zen_sync` takes {times(ratio(labels[0]))} times as long as dense gradients for the
 first step of a {" of ".join(labels[0].split(", "))}, and {times(ratio(labels[1]))} times as
 long for that of a {" of ".join(labels[1].split(", "))}.
@@ -81,8 +81,9 @@ long for that of a {" of ".join(labels[1].split(", "))}.
 **Limits.** The goal, {times(goal)} times, is missed by {listed(said)}; the longest is
 `{slowest.at}` with {times(slowest.value)}. What is done table by table is compiled table by
 table. The program of one exchange grows with the ranks where owners are sent their parts:
-Zen takes {listed(by_ranks)} ranks. Of XLA for GPUs this says nothing."""
-    conditions = """To trace and compile, medians of the runs. Left: four simulated devices.
-Right: seconds of all processors, on as many simulated devices."""
+Zen takes {listed(by_ranks)} ranks. These figures say nothing about XLA for
+GPUs."""
+    conditions = """Time to trace and compile, medians of the runs. Left: four simulated
+devices. Right: seconds of all processors, on one simulated device a rank."""
     tables = ["Compiling", "Compiling many leaves", "Compiling for many ranks"]
     return "Compiling", text, chart, conditions, tables

@@ -13,7 +13,7 @@ def missed():
     ]
     head = ["what", "measured", "goal, at most", "file"]
     text = f"""Of {len(goals)} goals that records hold, {len(over)} were missed.
-Goals that no record holds stand beside their figures on the pages of `benchmarks/`, also
+Goals that no record holds are with their figures on the pages of `benchmarks/`, including
 those that were missed."""
     return "Goals that were missed", text, table(head, rows, 1)
 

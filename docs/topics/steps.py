@@ -74,7 +74,7 @@ def by_rows():
 fast in one process without any: there the dense optimizer, which updates each row, is what
 is saved.
 
-**Limits.** PyTorch's sparse embeddings are ahead for {listed(slower)}. On a table that is
+**Limits.** PyTorch's sparse embeddings are faster for {listed(slower)}. On a table that is
 small for its batch little is saved: the smallest ratio above is of one of a million rows
 that are read evenly. Where a step finds none of its rows in the caches, since another side
 ran before it, it is {between(cold, 2)} times as fast in one process. An optimizer that is
@@ -108,8 +108,8 @@ def examples():
 **Limits.** `{dgc.replace(": ", "` with `", 1).replace(", ", "` and `")}` gains the least on
 {hosts[-1]} hosts: it sends {times(sent[dgc].value)} times fewer bytes, and makes
 {times(many[dgc].value)} times the steps of dense gradients, since thresholds and messages
-of {hosts[-1]} ranks are made on the same two cores. PyTorch's sparse embeddings are ahead
-of `zen_sync` with `lazy` on {hosts[0]} hosts for {listed(ahead)}."""
+of {hosts[-1]} ranks are made on the same two cores. PyTorch's sparse embeddings are faster
+than `zen_sync` with `lazy` on {hosts[0]} hosts for {listed(ahead)}."""
     assert least.at == dgc
     conditions = f"""At {RATE}. All sides of an example start from the same parameters and
 train on the same batches, in turn; PyTorch's ran after the others. The language model has

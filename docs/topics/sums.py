@@ -71,8 +71,8 @@ def by_scheme():
     text = f"""{" ".join(lines)}
 
 **Limits.** For single numbers (`topk`) on {last.title} {listed(slow)} are slower than the
-dense sum. On few hosts it is as well to send all lists to all: Zen agrees on sizes before
-it sends, which takes a round."""
+dense sum. On few hosts it may be faster to send all lists to all: Zen agrees on
+sizes before it sends, which takes a round."""
     conditions = f"""Times are over `lax.psum`, at {RATE}. The sides of gloo are PyTorch's,
 and ran after the others. On four hosts Zen was `Zen("fastest")`, which is not the
 default."""
@@ -105,7 +105,7 @@ def by_density():
     text = f"""The fuller a gradient, the less there is to gain. From {min(shares):.1f}% to
 {max(shares):.0f}% of the rows on a rank Zen falls from {ends(hosts[0])} times as fast as
 `lax.psum` on {hosts[0]} hosts, and from {ends(hosts[-1])} times on {hosts[-1]}. It is
-{"ahead of" if ahead else "**not always ahead of**"} gloo's sparse all-reduce at each
+{"faster than" if ahead else "**not always faster than**"} gloo's sparse all-reduce at each
 density. The bytes that a rank sends, padding included, are {min(over):.2f} to
 {max(over):.2f} times those below which no lossless code can be, and at most {most:.2f}
 times those of an all-reduce."""
@@ -127,11 +127,11 @@ def without_zeros():
     )
     ratios = [p.value for p in chart.points(full).values()]
     text = f"""Where nothing is zero Zen falls back to the dense sum. What remains is the
-look for zeros, and the agreement that there are none: {full} take {between(ratios, 2)}
+search for zeros, and the agreement that there are none: {full} take {between(ratios, 2)}
 times as long as with `lax.psum`.
 
 **Limits.** In one process, without a network, {tiny} take {after} ms instead of {before}.
-By default leaves as small as that are not looked at."""
+By default leaves as small as that are not searched."""
     conditions = f"The line is `lax.psum`. Links have {RATE}."
     title = "Where sparsity does not help"
     return title, text, chart, conditions, [title]

@@ -30,7 +30,7 @@ def local_steps():
 data parallelism for the same number of tokens, and on {hosts} at {rate} trains at
 {pace("SparseLoCo"):.2f} of the pace of steps without an exchange, where data parallelism
 has {pace("data parallel"):.2f}. The dense exchange of DiLoCo costs more of the pace
-({between(cells("DiLoCo"), 2)}), and beside the steps less
+({between(cells("DiLoCo"), 2)}), and overlapped with the steps less
 ({between(cells("DiLoCo beside the steps"), 2)}).
 
 **Limits.** The loss is higher: after the same number of tokens SparseLoCo ends
@@ -130,7 +130,7 @@ def losses():
         for p in sparsifiers.values()
         if p.at in ("dgc", "top_k", "dragonn")
     ]
-    text = f"""What sends one number in a hundred changes the training. After
+    text = f"""To send one number in a hundred changes the training. After
 {charts.STEPS_OF_SYSTEMS} steps systems that select end up to {max(above):.1%} above the
 loss of dense gradients; `dgc`, `top_k` and `dragonn` end
 {between([100 * x for x in near])}% above it after {own.where(part="text")[0]["steps"]}.
@@ -156,7 +156,7 @@ def sparsifiers():
     of = lambda side: [ratio[side, label] for label in labels]
     lost = [label.replace(", ", " at ") for label in labels if ratio["dgc", label] < 1]
     reads = [1 / x for x in of("one read")]
-    text = f"""To select is work on the device. Beside DRAGONN's time to do so `top_k` takes
+    text = f"""To select takes time on the device. Compared with DRAGONN `top_k` takes
 {between(of("top_k"))} times as long, and DGC as it is published (`by nonzero`)
 {between(of("dgc by nonzero"))} times. This library's own `dgc` takes
 {between(of("dgc"), 2)} times as long.

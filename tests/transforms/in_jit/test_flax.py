@@ -215,7 +215,7 @@ def embed_of_nnx(params, x, ids):
     return nnx.merge(graph, {"embedding": params["embedding"]})(ids)
 
 
-# What docs/inside_jit.md says that JAX and flax refuse: where one goes, the page changes.
+# What docs/loss_in_jit.md says that JAX and flax refuse: where one goes, the page changes.
 REFUSED = {
     "norm": (norm_of_nnx, "Inputs cannot be sharded/varying on the same axes"),
     # As JAX 0.10, and as JAX 0.12 says it.
@@ -243,7 +243,7 @@ def test_what_jax_and_flax_refuse_on_explicit_meshes(name):
 
 
 def test_a_cast_over_the_slow_axis_alone_is_refused_by_jax():
-    """The batch is sharded over both; docs/inside_jit.md has what JAX says of it."""
+    """The batch is sharded over both; docs/loss_in_jit.md has what JAX says of it."""
     params = {"w": model.put(np.ones((WIDTH, 8), np.float32), P("fsdp", None))}
     with jax.set_mesh(model.mesh()):
         x = model.put(np.ones((16, WIDTH), np.float32), P(BOTH, None))
@@ -255,7 +255,7 @@ def test_a_cast_over_the_slow_axis_alone_is_refused_by_jax():
 
 @pytest.mark.parametrize("kind", ["scale", "bias"])
 def test_the_scale_of_a_norm_and_a_bias_are_broadcast(kind):
-    """As docs/inside_jit.md writes them; the gradient is that of one device."""
+    """As docs/loss_in_jit.md writes them; the gradient is that of one device."""
     way = {
         "scale": lambda x, own: jnp.einsum("btd,d->btd", x, own),
         "bias": lambda x, own: x + jax.reshard(jnp.broadcast_to(own, x.shape), P(BOTH)),
