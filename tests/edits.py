@@ -56,6 +56,7 @@ class Place(NamedTuple):
     bodies: list[list[ast.stmt]]
 
 
+@functools.cache
 def find(edit: Edit, root: Path = ROOT) -> Place:
     """Where an edit applies.
 
@@ -119,9 +120,14 @@ def _split(at: str, root: Path) -> tuple[str, str]:
 
 
 def _module_ends(file: Path, root: Path, module: str) -> bool:
+    return not module or _module(file, root).endswith("." + module)
+
+
+@functools.cache
+def _module(file: Path, root: Path) -> str:
+    """A file's module, with a dot in front."""
     parts = file.relative_to(root).with_suffix("").parts
-    parts = parts[:-1] if parts[-1] == "__init__" else parts
-    return not module or ("." + ".".join(parts)).endswith("." + module)
+    return "." + ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @functools.cache

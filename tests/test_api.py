@@ -17,6 +17,22 @@ PUBLIC = public.names()
 EXAMPLES = {name: inspect.getdoc(value) or "" for name, value in public.listed().items()}
 # They compile much. What they show is tested by default elsewhere.
 LONG = {
+    "pallas_kernels.bitmap_decode",
+    "pallas_kernels.coo_add",
+    "pallas_kernels.threshold_hash",
+    "sparsejax.SparseTensor",
+    "sparsejax.bind",
+    "sparsejax.embrace.horizontal",
+    "sparsejax.make_plan",
+    "sparsejax.rounds.Overlap",
+    "sparsejax.summary",
+    "pallas_kernels.MergedRows",
+    "pallas_kernels.index_message",
+    "pallas_kernels.merge_rows",
+    "sparsejax.all_reduce",
+    "sparsejax.rows.StripedRows",
+    "sparsejax.rows.within_capacity",
+    "sparsejax.value_and_grad",
     "pallas_kernels.Partitioned",
     "pallas_kernels.pack_message",
     "pallas_kernels.partition",

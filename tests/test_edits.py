@@ -95,6 +95,7 @@ def test_variables_decorators_and_calls_outside_functions(tmp_path):
 def test_a_module_tells_definitions_of_one_name_apart(tmp_path):
     applied(tmp_path, "def f(x):\n    return x + 1\n", "f", "x + 1", "x")
     edits._files.cache_clear()
+    edits.find.cache_clear()
     with pytest.raises(LookupError, match="in 2 places"):
         applied(
             tmp_path,

@@ -197,6 +197,7 @@ def test_lists_of_rows_are_as_long_as_their_ids_and_shorter_where_ids_repeat():
     assert rows["kernel"].ids == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "density", "better"), [(64, 0.01, "columns"), (32, 0.9, "rows")]
 )
@@ -289,7 +290,7 @@ def test_every_scheme_has_a_time_and_the_chosen_one_is_that_which_runs():
     assert times["AllReduce"] == pytest.approx(dense)
 
 
-@pytest.mark.parametrize("density", [0.0001, 0.01, 0.3])
+@pytest.mark.parametrize("density", [0.01, *helpers.slow(0.0001, 0.3)])
 @pytest.mark.parametrize(
     "tx",
     [

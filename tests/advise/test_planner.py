@@ -177,6 +177,7 @@ def test_a_plan_is_followed_and_what_does_not_fit_is_exact():
         assert float(metrics["sync/embedding/wire_bytes"]) <= dense + 200
 
 
+@pytest.mark.slow
 def test_a_plan_can_be_saved_read_and_edited(tmp_path):
     plan = balanced(wire_dtype=jnp.bfloat16, rules={"kernel": schemes.SparCML()})
     plan.save(tmp_path / "plan.json")

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import charts
 from benchmarks.harness import results
+from tests import helpers
 from tests.test_readme import PAGES, ROOT
 
 
@@ -89,7 +90,7 @@ def drawing():
     return drawing
 
 
-@pytest.mark.parametrize("name", ["gains", "sums", "local_steps"])
+@pytest.mark.parametrize("name", ["gains", *helpers.slow("sums", "local_steps")])
 def test_a_chart_is_the_same_bytes_again(made, drawing, name):
     import matplotlib
 

@@ -143,6 +143,7 @@ def batches(ranks, count=3):
 SLOW = ("all-reduce", "all-gather", "parallax", "zen rows")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "check"),
     [

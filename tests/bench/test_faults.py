@@ -165,6 +165,7 @@ def moved_at_one_place(x):
 
 
 # Rows that were held back may need more room than a state of fewer ranks has.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize(
     "scheme",
@@ -185,6 +186,7 @@ def test_what_is_lost_is_seen_in_the_books(scheme):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.usefixtures("compiled_fast")
 def test_hosts_that_are_left_go_on_with_nothing_lost():
     row = faults.case(Settings(hosts=3, steps=8, scheme="dgc", fault="kill"))
     assert row["wrong"] == ""

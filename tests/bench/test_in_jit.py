@@ -28,7 +28,7 @@ def batches(model, count):
     return list(itertools.islice(model.batches(tokens, RANKS, windows=2), count))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", helpers.mostly_slow(MODELS, "language"))
 def test_the_gradients_under_jit_are_those_of_the_ranks(name):
     model, mesh = MODELS[name](), helpers.grid(replica=2, fsdp=2)
     (batch,) = batches(model, 1)
@@ -57,6 +57,7 @@ def test_the_gradients_under_jit_are_those_of_the_ranks(name):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_steps_of_both_forms_agree():
     model = MODELS["language"]()
     given = batches(model, 3)

@@ -17,12 +17,13 @@ PARTLY_BY_HOPS = ("zen, bytes", "sparcml, split")
 BY_HOPS = ("gtopk", "spardl", "spardl, 4 teams", "agsparse, doubling")
 # What sends to one rank after another by permutations, each an operation of its own.
 LINEAR = ("ok-topk, rotated",)
-QUICK = [("zen", "cpu"), ("zen", "cuda"), ("spardl", "cpu")]
+QUICK = [("zen", "cpu")]
 # Messages for GPUs are the larger programs; those for CPUs have one of each kind of stages.
 FOR_GPUS = ("zen, bytes", "agsparse, doubling", "agsparse, bruck", "sparcml, split")
 FOR_GPUS += ("sparseps, broadcast", "gtopk", "spardl, 4 teams")
 FOR_GPUS += ("agsparse", "omnireduce", "ok-topk")
-REST = [(x, "cuda" if x in FOR_GPUS else "cpu") for x in programs.SCHEMES]
+REST = [("zen", "cuda")]
+REST += [(x, "cuda" if x in FOR_GPUS else "cpu") for x in programs.SCHEMES]
 REST = [each for each in REST if each not in QUICK and each[0] not in LINEAR]
 
 
@@ -58,6 +59,7 @@ def test_operations_in_inner_functions_and_branches_are_counted():
     assert programs.growth(rows) == 2.0
 
 
+@pytest.mark.slow
 def test_what_is_compiled_has_a_record_of_its_own(monkeypatch, tmp_path, capsys):
     """For ranks that are named for it alone, and where nothing is counted."""
     monkeypatch.setattr(record, "RESULTS", tmp_path)

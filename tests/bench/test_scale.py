@@ -15,6 +15,7 @@ from tests import helpers
 UNITS, WIDTH = 4096, 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "n"),
     [

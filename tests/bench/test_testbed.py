@@ -106,6 +106,7 @@ def test_every_rank_is_told_its_place_and_is_heard():
     assert outcome.sent == [None] * 3
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_job_and_is_named(monkeypatch):
     monkeypatch.setattr(job, "GRACE", 0.5)
     code = "import os, sys, time\n"
@@ -118,6 +119,7 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(monkeypatch):
     assert outcome.seconds < 20
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_ended_with_all_that_it_started(tmp_path):
     # A child of the process must go too.
     code = "import os, pathlib, subprocess, sys, time\n"
@@ -135,6 +137,7 @@ def test_a_job_that_hangs_is_ended_with_all_that_it_started(tmp_path):
         assert not status.exists() or "zombie" in status.read_text()
 
 
+@pytest.mark.slow
 def test_a_rank_killed_on_purpose_is_no_failure_and_a_pause_ends():
     code = "import time; from benchmarks.testbed import host\n"
     code += "h = host.Here.from_environment(); start = time.time(); most = 0\n"

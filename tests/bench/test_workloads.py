@@ -145,6 +145,7 @@ def on_hosts(kind, folder, task="language_model", **given):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.usefixtures("compiled_fast")
 def test_hosts_take_equal_steps_by_every_system(tmp_path):
     names = ("dense", "embrace")
     settings = on_hosts(options.Settings, tmp_path, systems=names, steps=1, rounds=1)
@@ -160,6 +161,7 @@ def test_hosts_take_equal_steps_by_every_system(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.usefixtures("compiled_fast")
 def test_devices_of_a_host_share_a_model(tmp_path):
     given = on_hosts(options.Settings, tmp_path, "transformer_tp", steps=1, rounds=1)
     rows = network.compared(network.measured(2, given))
@@ -171,6 +173,7 @@ def test_devices_of_a_host_share_a_model(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.usefixtures("compiled_fast")
 def test_a_curve_has_all_steps_of_all_sides(tmp_path):
     names = ("dense", "zen")
     settings = on_hosts(options.CurveSettings, tmp_path, systems=names, steps=7, turn=3)

@@ -70,8 +70,10 @@ def dense(name):
     return params
 
 
-@pytest.mark.parametrize("sizes", [(2, 4), (1, 1), *helpers.slow((SAVED_ON,), ((2, 2),))])
-@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize(
+    "sizes", [(1, 1), *helpers.slow(((2, 4),), (SAVED_ON,), ((2, 2),))]
+)
+@pytest.mark.parametrize("name", helpers.mostly_slow(LOSSLESS, "sgd"))
 def test_a_lossless_run_goes_on_as_dense_training(saved, name, sizes):
     run = restored(saved(name)[0], name, sizes).train(LATER)
     for path, wanted in dense(name).items():
@@ -80,6 +82,7 @@ def test_a_lossless_run_goes_on_as_dense_training(saved, name, sizes):
     assert int(sparsejax.metrics(run.state)["sync/exchanges"]) == len(FIRST + LATER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 4), (1, 1), *helpers.slow((SAVED_ON,), ((2, 2),))])
 def test_what_replicas_hold_back_is_kept_where_their_number_changes(saved, sizes):
     """What was sent, and what is held, are the sum of all gradients, before and after."""

@@ -49,7 +49,7 @@ def held(state):
 
 
 @pytest.mark.parametrize(("old", "new"), [(OLD, NEW), (NEW, OLD), (OLD, 3)])
-@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("reduce", ["mean", *helpers.slow("sum")])
 def test_what_was_held_reaches_the_parameters_as_before(reduce, old, new):
     tx = chain(reduce)
     state, fresh = state_of(tx, old, seed=0), state_of(tx, new)

@@ -19,6 +19,9 @@ from tests.checkpoints import cases
 
 pytest.importorskip("orbax.checkpoint")
 
+LONG = ("lazy rows", "delayed rows")
+NAMES = [*(name for name in cases.CASES if name not in LONG), *helpers.slow(*LONG)]
+
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
@@ -41,7 +44,7 @@ def places(state):
     return [committed(x) for x in jax.tree.leaves(state)]
 
 
-@pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_state_comes_back_as_it_was(saved, name, monkeypatch):
     """As bytes, where the fresh one is, and no process has any of it whole."""
     asked = []
@@ -67,7 +70,7 @@ OTHERS = [(cases.RANKS, 4), (4, cases.RANKS)]
 
 
 @pytest.mark.parametrize(("old", "new"), OTHERS)
-@pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_on_other_ranks_what_was_held_is_kept(saved, name, old, new):
     state, like = cases.filled(name, old), cases.like(name, new)
     if name == "delayed rows":  # a script makes a table for the ranks that there are
@@ -116,6 +119,7 @@ def loss_fn(params, batch, *, variables, key):
     return loss, {"mean": variables["mean"] * 0.9 + hidden.mean(), "seen": hidden.sum()}
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_if_it_had_not_ended(tmp_path):
     """Two steps, a checkpoint, and two more are four, as bytes: residuals, keys and all."""
     tx = optax.chain(
@@ -209,6 +213,7 @@ def test_a_target_without_numbers_will_do_on_as_many_ranks(tmp_path):
     assert places(restored) == [x.sharding for x in jax.tree.leaves(target)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [cases.RANKS, 4])
 def test_rows_that_wait_may_have_more_room_than_in_a_fresh_state(tmp_path, ranks):
     """As in a state that was resized, and saved before its first step."""

@@ -17,6 +17,7 @@ from tests.transforms import test_entry
 SMALL = {"k": 4, "chunk": 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_shows_at_once_and_does_not_stay(bad):
     grads = runs.gradients()
@@ -29,6 +30,7 @@ def test_what_is_not_finite_shows_at_once_and_does_not_stay(bad):
     assert np.isfinite(states.residual.value["whole"][:, -1]).all()
 
 
+@pytest.mark.slow
 def test_a_rank_without_weight_may_have_any_numbers():
     grads, weights = runs.gradients(), np.ones((runs.RANKS, runs.ROUNDS), np.float32)
     weights[2] = 0
@@ -97,6 +99,7 @@ def test_weights_of_other_ranks_are_refused():
         runs.ran(sparsejax.chunked_sync(**SMALL), grads, weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_what_is_not_finite_does_not_wait_for_a_weight(decay):
     """A rank of weight 0 keeps its numbers, and its NaN is not sent a round later."""
@@ -150,6 +153,7 @@ def summed(tx, mesh, spec, x):
 WAYS = {"typed": summed, "stacked": test_entry.stacked}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["typed", *helpers.slow("stacked")])
 def test_under_jit_each_shard_is_exchanged_across_replicas(way):
     mesh, spec = helpers.grid(replica=4, fsdp=2), P("fsdp", None)
@@ -165,6 +169,7 @@ def test_under_jit_each_shard_is_exchanged_across_replicas(way):
     assert float(own) == float(others) > 0
 
 
+@pytest.mark.slow
 def test_weights_under_jit_are_an_array_of_all_ranks():
     mesh, spec = helpers.grid(replica=4), P()
     tx = sparsejax.chunked_sync("replica", **SMALL, reduce="sum")
@@ -190,6 +195,7 @@ def test_a_parameter_that_is_sharded_over_the_ranks_is_refused():
         summed(tx, mesh, spec, x)
 
 
+@pytest.mark.slow
 def test_narrow_gradients_come_out_narrow_and_leave_wide_residuals():
     grads = runs.gradients(dtype=jnp.bfloat16)
     updates, states = runs.ran(sparsejax.chunked_sync(**SMALL), grads)
@@ -203,12 +209,14 @@ def test_leaves_without_numbers_come_out_empty():
     assert updates["none"].shape == (2, 3, 0, 5)
 
 
+@pytest.mark.slow
 def test_it_trains_with_data_parallel():
     tx = optax.chain(sparsejax.chunked_sync(**SMALL, decay=0.95), optax.sgd(0.05))
     losses = runs.trained(tx)
     assert losses[-1] < 0.05 * losses[0]
 
 
+@pytest.mark.slow
 def test_weights_of_data_parallel_are_those_of_a_mean_over_ranks():
     """They scale gradients, which a division by senders would leave scaled."""
     loss = lambda params, batch: jnp.sum(params["w"] * batch["g"][0])
@@ -230,7 +238,7 @@ def test_weights_of_data_parallel_are_those_of_a_mean_over_ranks():
         step()
 
 
-@pytest.mark.parametrize("values", ["float32", "2bit", "int8"])
+@pytest.mark.parametrize("values", ["float32", *helpers.slow("2bit", "int8")])
 def test_a_rank_that_has_only_zeros_sends_nothing(values):
     """Some of a block are sent, whatever they are: they do not count among the senders."""
     grads = {"w": np.random.default_rng(0).standard_normal((2, 1, 16, 8))}

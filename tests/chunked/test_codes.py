@@ -17,13 +17,20 @@ from tests.chunked import reference
 TABLED = [name for name, code in CODES.items() if code.table]
 # Numbers in a block, and how many are sent.
 LENGTHS = [
-    (1, 1),
-    (64, 1),
     (64, 40),
     (100, 7),
     (4096, 64),
-    (4096, 4096),
-    *helpers.slow((2, 1), (64, 64), (513, 8), (1856, 29), (4096, 1), (4096, 1024)),
+    *helpers.slow(
+        (1, 1),
+        (64, 1),
+        (4096, 4096),
+        (2, 1),
+        (64, 64),
+        (513, 8),
+        (1856, 29),
+        (4096, 1),
+        (4096, 1024),
+    ),
 ]
 
 
@@ -56,6 +63,7 @@ def test_64_places_of_4096_take_8_bits_each():
     assert 32 * code.words == 8.0 * code.entries
 
 
+@pytest.mark.slow
 def test_words_that_nobody_sent_lead_nowhere():
     code = PlaceCode.shortest(7, 4096, 64)
     rng = np.random.default_rng(0)
@@ -65,7 +73,7 @@ def test_words_that_nobody_sent_lead_nowhere():
     assert places.max() < 4096
 
 
-@pytest.mark.parametrize("count", [1, 31, 32, 100])
+@pytest.mark.parametrize("count", [100, *helpers.slow(1, 31, 32)])
 def test_planes_come_back(count):
     x = np.random.default_rng(count).integers(0, 64, count).astype(np.uint32)
     words = pack_planes(jnp.asarray(x), 6)
@@ -73,8 +81,10 @@ def test_planes_come_back(count):
     np.testing.assert_array_equal(unpack_planes(words, 6, count), x)
 
 
-@pytest.mark.parametrize("name", CODES)
-@pytest.mark.parametrize("count", [1, 100])
+@pytest.mark.parametrize(
+    "name", helpers.mostly_slow(CODES, "bfloat16", "int8", "2bit", "sign")
+)
+@pytest.mark.parametrize("count", [100, *helpers.slow(1)])
 def test_values_come_back_rounded(name, count):
     code = CODES[name]
     x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
@@ -90,7 +100,7 @@ def test_values_come_back_rounded(name, count):
 
 
 @pytest.mark.parametrize("name", CODES)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, *helpers.slow(np.inf, -np.inf)])
 def test_what_is_not_finite_shows(name, bad):
     code = CODES[name]
     x = np.linspace(-2, 2, 50, dtype=np.float32)
@@ -100,6 +110,7 @@ def test_what_is_not_finite_shows(name, bad):
     assert not np.isfinite(back[7]), f"{name} makes {back[7]} of {bad}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLED)
 @pytest.mark.parametrize("scale", [2.0**124, 2.0**-110])
 def test_means_do_not_overflow(name, scale):
@@ -111,7 +122,7 @@ def test_means_do_not_overflow(name, scale):
     np.testing.assert_array_equal(np.asarray(scaled), np.asarray(table) * np.float32(scale))
 
 
-@pytest.mark.parametrize("name", TABLED)
+@pytest.mark.parametrize("name", helpers.mostly_slow(TABLED, "int8"))
 def test_a_table_is_that_of_what_counts(name):
     code = CODES[name]
     x = np.random.default_rng(0).standard_normal(60).astype(np.float32)
@@ -148,7 +159,7 @@ def select(x, height, kept):
 
 @pytest.mark.parametrize(
     ("height", "length", "kept", "few"),
-    [(8, 96, 5, 1 << 20), (1, 64, 1, 0), (17, 204, 3, 0), (64, 4096, 64, 0)],
+    [(8, 96, 5, 1 << 20), *helpers.slow((1, 64, 1, 0), (17, 204, 3, 0), (64, 4096, 64, 0))],
 )
 def test_the_largest_are_selected(height, length, kept, few, monkeypatch):
     """Of all kinds of blocks, by themselves and together; of equal ones the first."""
@@ -163,6 +174,7 @@ def test_the_largest_are_selected(height, length, kept, few, monkeypatch):
         np.testing.assert_array_equal(select(x, height, kept), wanted, err_msg=name)
 
 
+@pytest.mark.slow
 def test_gpus_select_the_same():
     x = np.round(2 * np.random.default_rng(0).standard_normal((6, 96))).astype(np.float32)
     wanted = select(x, 8, 5)
@@ -170,6 +182,7 @@ def test_gpus_select_the_same():
         np.testing.assert_array_equal(select(x, 8, 5), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [1, 5000, 1 << 30])
 def test_leaves_are_read_where_they_are_or_laid_together(large, monkeypatch):
     monkeypatch.setattr(blocks, "_LARGE", large)
@@ -195,7 +208,7 @@ def test_leaves_are_taken_together_as_far_as_int32_goes():
     assert len(groups) == 3
 
 
-@pytest.mark.parametrize("few", [0, 1 << 20])
+@pytest.mark.parametrize("few", [0, *helpers.slow(1 << 20)])
 def test_nan_is_selected_first(few, monkeypatch):
     monkeypatch.setattr(selection, "_FEW", few)
     x = np.random.default_rng(0).standard_normal((6, 4096)).astype(np.float32)
@@ -206,7 +219,15 @@ def test_nan_is_selected_first(few, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "shape", [(), (1,), (7,), (64,), (96,), (17, 12), (24, 16), (2, 3, 16, 40), (0, 5)]
+    "shape",
+    [
+        (1,),
+        (7,),
+        (17, 12),
+        (24, 16),
+        (0, 5),
+        *helpers.slow(((),), ((64,),), ((96,),), ((2, 3, 16, 40),)),
+    ],
 )
 def test_blocks_cover_a_leaf_once(shape):
     cut = BlockCut.of(shape, 4, 64)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
@@ -11,6 +12,7 @@ import sparsejax
 SIDE, LEAVES = 512, 2
 
 
+@pytest.mark.slow
 def test_a_round_holds_the_gradient_with_its_residual_once():
     # It is read by the selection, by the values and by the next residual. XLA would add it
     # up for each of them, and hold 14.7 bytes a number. One array of float32 has 4.

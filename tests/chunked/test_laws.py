@@ -10,10 +10,10 @@ from tests.chunked import reference, runs
 
 # Codes, what is divided by, decay, whether weighted.
 CASES = [
-    ("2bit", "senders", 0.95, False),
-    ("2bit-bins", "ranks", 1.0, True),
     ("float32", "senders", 0.5, True),
     *helpers.slow(
+        ("2bit", "senders", 0.95, False),
+        ("2bit-bins", "ranks", 1.0, True),
         ("2bit", "ranks", 1.0, False),
         ("sign", "senders", 0.95, False),
         ("int8", "ranks", 0.95, False),
@@ -54,6 +54,7 @@ def test_nothing_is_lost(values, over, decay, weighted):
         np.testing.assert_allclose(sent[silent], 0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_two_bits_take_off_is_in_the_residual():
     """Where float32 leaves nothing of an entry, two bits leave what they round."""
     _, _, _, held = runs.rounds("2bit", "senders", 0.95, False)
@@ -62,6 +63,7 @@ def test_what_two_bits_take_off_is_in_the_residual():
     assert (held["prime"][0] != 0).mean() > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [False, *helpers.slow(True)])
 def test_replicas_are_the_same_whether_types_are_checked_or_not(check_vma):
     tx = sparsejax.chunked_sync(k=runs.K, chunk=runs.CHUNK, decay=0.95)
@@ -71,6 +73,7 @@ def test_replicas_are_the_same_whether_types_are_checked_or_not(check_vma):
     assert helpers.octets(updates) == helpers.octets(wanted)
 
 
+@pytest.mark.slow
 def test_a_rank_is_clipped_at_the_median_norm():
     grads, weights = runs.gradients(), runs.uneven()
     grads = {name: x.copy() for name, x in grads.items()}
@@ -88,6 +91,7 @@ def test_a_rank_is_clipped_at_the_median_norm():
         np.testing.assert_allclose(held, found[1][name], rtol=2e-5, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_sum_is_the_mean_times_the_ranks():
     options = {"k": runs.K, "chunk": runs.CHUNK, "decay": 0.95}
     summed, _ = runs.ran(sparsejax.chunked_sync(reduce="sum", **options), runs.gradients())

@@ -53,7 +53,7 @@ def test_two_bits_of_64_in_4096_are_an_eighth_and_a_32nd_of_a_bit():
     assert 4 * size / sent > 204
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", [4, *helpers.slow(1)])
 def test_one_collective_of_that_size_is_sent(ranks):
     tx = sparsejax.chunked_sync()
     grads = {name: np.zeros((ranks, *shape), np.float32) for name, shape in MODEL.items()}
@@ -71,6 +71,7 @@ def test_one_collective_of_that_size_is_sent(ranks):
     assert found[1].bytes == 4
 
 
+@pytest.mark.slow
 def test_metrics_say_what_was_sent():
     tx = optax.chain(sparsejax.chunked_sync(k=runs.K, chunk=runs.CHUNK), optax.sgd(0.1))
     _, states = runs.ran(tx, runs.gradients())
@@ -98,6 +99,7 @@ def test_a_forecast_is_what_is_sent():
     assert row.density_after == pytest.approx(8 * entries / size)
 
 
+@pytest.mark.slow
 def test_densely_all_is_sent_by_one_sum():
     tx = sparsejax.warm_up(sparsejax.chunked_sync(k=runs.K, chunk=runs.CHUNK), steps=3)
     grads, weights = runs.gradients(), runs.uneven()

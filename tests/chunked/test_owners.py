@@ -34,6 +34,7 @@ OPTIONS = ("ranks", "values", "over", "decay", "weighted")
 SMALL: dict[str, Any] = {"k": 4, "chunk": 64, "via": "owners"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(OPTIONS, CASES)
 def test_rounds_are_those_of_the_formulas(ranks, values, over, decay, weighted):
     grads, weights, updates, _, owners = owned.rounds(*_case(locals()))
@@ -70,6 +71,7 @@ def _before(x):
     return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
 
 
+@pytest.mark.slow
 def test_a_sum_that_all_comes_back_is_that_of_one_all_gather():
     """The same bytes: ranks send the same codes, and owners add them in the same order."""
     grads, weights = owned.gradients(3), owned.uneven(3)
@@ -82,6 +84,7 @@ def test_a_sum_that_all_comes_back_is_that_of_one_all_gather():
     assert all((x == 0).all() for x in held.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, *helpers.slow(np.inf)])
 def test_what_is_not_finite_shows_at_once_and_does_not_stay(bad):
     grads = owned.gradients(3)
@@ -139,6 +142,7 @@ def test_bytes_do_not_grow_with_the_ranks():
     assert sent[16] < 0.57 * sent[8]
 
 
+@pytest.mark.slow
 def test_two_collectives_of_that_size_are_sent():
     ranks = 3
     tx = sparsejax.chunked_sync(via="owners")
@@ -174,6 +178,7 @@ def test_metrics_and_a_forecast_say_what_is_sent():
     assert numbers["sync/wire_bytes"] == cost.push + 2 * 4 + cost.pull
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["stacked", *helpers.slow("typed")])
 def test_under_jit_each_shard_has_owners_of_its_own(way):
     mesh, spec = helpers.grid(replica=4, fsdp=2), P("fsdp", None)
@@ -278,6 +283,7 @@ def test_densely_owners_send_what_they_hold_too():
     assert all((np.asarray(x) == 0).all() for x in node.value)
 
 
+@pytest.mark.slow
 def test_it_trains_with_data_parallel():
     tx = optax.chain(sparsejax.chunked_sync(**SMALL, decay=0.95), optax.sgd(0.05))
     losses = runs.trained(tx)

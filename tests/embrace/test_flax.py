@@ -78,6 +78,7 @@ def test_linen():
     np.testing.assert_allclose(table.whole(), whole, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_nnx_by_rows():
     """Rows that each step reads are those of the dense run; others stay as they were."""
     params, want, whole = of_linen_model(sharded=False)

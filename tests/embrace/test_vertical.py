@@ -63,6 +63,7 @@ def settled(state, exact):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "exact", "delayed"),
     [
@@ -95,6 +96,7 @@ def of_ranks(program):
     return body, body.invars[-len(program.jaxpr.invars) :]
 
 
+@pytest.mark.slow
 def test_nothing_waits_for_delayed_rows_and_they_wait_for_nothing():
     """In the program of a step, neither its loss nor its prior rows depend on them."""
     n = 2
@@ -162,7 +164,7 @@ def test_rows_of_tables_of_all_dtypes_are_one_message(n):
     assert helpers.sent_bytes(one, n) == sent[0]
 
 
-@pytest.mark.parametrize("height", [40, 40_000])  # by flags, and by a search
+@pytest.mark.parametrize("height", [40, *helpers.slow(40_000)])  # by flags, and by a search
 def test_a_row_is_now_or_waits_on_all_ranks_and_none_is_lost(height):
     rng = np.random.default_rng(3)
     # Of the first rank 3 and 9 have no room, and so they wait on no other.
@@ -188,9 +190,9 @@ def test_a_row_is_now_or_waits_on_all_ranks_and_none_is_lost(height):
         np.testing.assert_array_equal(now, ids < height)
 
 
-def halfway(n, exact, steps=3):
+def halfway(n, exact, delayed=64, steps=3):
     """A trainer, and a state with rows held back."""
-    trainer = trainer_of(n, exact, True, 64)
+    trainer = trainer_of(n, exact, True, delayed)
     state = trainer.init(params(n, sharded=True))
     for step in range(steps):
         state, _ = trainer.step(state, batch_of(step, n), batch_of(step + 1, n))
@@ -226,10 +228,9 @@ def is_ours(node):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exact", [False, True])
-def test_what_is_held_back_is_applied_before_parameters_are_read(exact):
-    n = 2
-    trainer, state = halfway(n, exact)
+@pytest.mark.parametrize(("n", "exact", "delayed"), [(2, False, 64), (3, True, 3)])
+def test_what_is_held_back_is_applied_before_parameters_are_read(n, exact, delayed):
+    trainer, state = halfway(n, exact, delayed)
     plain = trainer_of(n, exact, False, 64)
     want = plain.init(params(n, sharded=True))
     for step in range(3):
@@ -259,7 +260,7 @@ def test_what_is_held_back_is_applied_before_parameters_are_read(exact):
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_checkpoint_with_rows_held_back_goes_to_other_ranks(ranks):
     """Saved by three ranks whole, and restored by others, all that was held back comes."""
-    trainer, state = halfway(3, True)
+    trainer, state = halfway(3, True, 3)
     saved = jax.tree.map(np.asarray, state)
     moved = lambda table: sparsejax.ColumnTable.of(table.whole(), mesh_of(ranks))
     tables = {k: moved(state.params[k]) for k in TABLES}

@@ -104,6 +104,7 @@ def sgd_by_hand(n):
     return losses, table, bias
 
 
+@pytest.mark.slow
 def test_it_is_sgd_by_hand():
     n, check = 2, False
     run, flush, state = step_of(n, SGD, True, check)
@@ -176,6 +177,7 @@ def refused(error, match, **options):
         traced(**options)
 
 
+@pytest.mark.slow
 def test_next_ids_that_are_missing_or_of_something_else():
     refused(ArgumentError, r"was not given the rows that this rank reads.*next_ids=None")
     wrong = r"map the path of each table to ids, \['users'\], and has "

@@ -104,6 +104,7 @@ def test_zen_trains_as_jax_and_as_one_device(optimizer, sizes, steps, monkeypatc
 every_sync = pytest.mark.parametrize("sync", ["zen", *helpers.slow("dense", "dgc")])
 
 
+@pytest.mark.slow
 @every_sync
 def test_a_step_is_compiled_once_and_moves_nothing_else(sync):
     with jax.set_mesh(mesh_of_both()):
@@ -119,6 +120,7 @@ def collectives(sync):
     return helpers.compiled_collectives(compiled, mesh_of_both()), given[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["zen", *helpers.slow("dgc")])
 def test_gradients_are_scattered_over_the_fast_axis_once_and_exchanged_over_the_slow(sync):
     """On CPUs a reduce-scatter is an all-to-all and a sum."""
@@ -208,6 +210,7 @@ def entered(mesh, function, specs):
     return lambda tree: jax.tree.map(each, tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["integers", *helpers.slow("numbers")])
 def test_what_dgc_has_sent_and_what_it_keeps_is_all_that_it_was_given(kind):
     """By shard and in each element; sums of integers are exact, others to float32."""
@@ -260,6 +263,7 @@ def test_what_dgc_has_sent_and_what_it_keeps_is_all_that_it_was_given(kind):
         assert any(step[leaf].any() for step in sent)
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_losses_and_bytes(monkeypatch, capsys):
     corpus = Corpus(np.concatenate(drawn(20)).ravel(), [], "", {})
     monkeypatch.setattr(decoder_hsdp.docstrings, "load", lambda words: corpus)

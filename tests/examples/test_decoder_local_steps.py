@@ -30,6 +30,7 @@ def tiny():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "methods",
     [

@@ -208,6 +208,7 @@ def on_hosts(script, folder, names=("", ""), rate="1gbit", ranks=2):
     """Runs a script on hosts whose /etc/hosts begin so; the outcome, and what each told."""
     command = ["sh", "-c", f"{script} > {folder}/$TESTBED_RANK.txt 2>&1"]
     variables = {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+    variables["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")  # compiled as tests are
     with network.Network(ranks, rate) as net:
         for host, lines in zip(net.hosts, names, strict=True):
             known = network.NETNS / host.namespace / "hosts"

@@ -76,6 +76,7 @@ def test_the_language_model_is_that_of_zen():
     assert (round(tables / 1e6), round(rest / 1e6)) == (406, 19)
 
 
+@pytest.mark.slow
 def test_the_demo_imports_what_its_extra_has_and_no_more():
     code = (
         "import sys, examples.language_model\n"

@@ -13,6 +13,7 @@ import sparsejax
 from sparsejax.advise import codec
 from sparsejax.checkpoints import records
 from sparsejax.errors import ArgumentError, CheckpointError, PlanError
+from tests import helpers
 from tests.checkpoints.cases import LIKE, STATE
 from tests.fuzz import documents
 
@@ -57,6 +58,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("files")
 
 
+@pytest.mark.slow
 def test_plans(folder):
     file = folder / "plan.json"
     taken = []
@@ -77,6 +79,7 @@ def test_plans(folder):
     assert 0 < sum(taken) < len(taken)
 
 
+@pytest.mark.slow
 def test_measured_costs(folder):
     file = folder / "cost.json"
 
@@ -91,6 +94,7 @@ def test_measured_costs(folder):
     holds()
 
 
+@pytest.mark.slow
 def test_descriptions_of_checkpoints():
     """Read by themselves: who means harm makes a checksum that fits."""
     parts = {
@@ -117,6 +121,7 @@ def test_descriptions_of_checkpoints():
     assert 0 < sum(taken) < len(taken)
 
 
+@pytest.mark.slow
 def test_checkpoints(folder):
     """Each file of JSON in one: ours with a checksum that fits, and those of orbax."""
     pytest.importorskip("orbax.checkpoint")
@@ -161,8 +166,8 @@ LARGE = 600_000  # characters
         {"scheme": "s" * LARGE},
         {"scheme": {"name": "Zen", "optimum": "w" * LARGE}},
         {"shape": [int("9" * 4000)] * (LARGE // 4000)},
-        {"shape": [2] * (LARGE // 3)},
         {"shape": "s" * LARGE},
+        *helpers.slow({"shape": [2] * (LARGE // 3)}),
     ],
 )
 def test_large_fields_take_little(folder, change):

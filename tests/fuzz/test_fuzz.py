@@ -129,6 +129,7 @@ def found(program, cases=60):
     return failure
 
 
+@pytest.mark.slow
 def test_what_is_broken_is_found_and_shrunk():
     """A last tile that is not packed: the smallest case has as little as shows it."""
     real = tiles._from_last
@@ -148,6 +149,7 @@ def test_what_is_broken_is_found_and_shrunk():
     assert found(SMALL, 8) is None
 
 
+@pytest.mark.slow
 def test_a_way_that_no_case_goes_is_told():
     """As all but the dense one where arrays are small."""
     small = pool.Program("sum", "balanced", 3, (33,))

@@ -66,7 +66,7 @@ def any_ids(dtype):
     return st.lists(one, min_size=COUNT, max_size=COUNT)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", helpers.mostly_slow(DTYPES, "int32", "uint8"))
 def test_any_integers(dtype):
     height = height_of(dtype)
     rows = np.arange(1, COUNT * WIDTH + 1, dtype=np.float32).reshape(COUNT, WIDTH)
@@ -111,7 +111,7 @@ def test_without_numbers_of_64_bits_jax_keeps_the_low_half(dtype):
     np.testing.assert_array_equal(whole[:, 0], [0, 0, 0, 1, 0])
 
 
-@pytest.mark.parametrize("kind", ["entries", "rows"])
+@pytest.mark.parametrize("kind", ["entries", *helpers.slow("rows")])
 def test_narrow_ids_are_summed_over_ranks(kind):
     height = height_of("uint8")
     ids = np.array([[0, 255, 255], [7, 255, 128]], np.uint8)

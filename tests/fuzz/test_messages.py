@@ -77,6 +77,7 @@ def found(reader):
     return failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_bound_that_is_broken_is_found(name):
     reader, where, edit = BROKEN[name]

@@ -84,3 +84,8 @@ def slow(*values):
         )
         for value in values
     ]
+
+
+def mostly_slow(table, *names):
+    """The cases of a table, of which those with these names are not slow."""
+    return [*names, *slow(*(name for name in table if name not in names))]

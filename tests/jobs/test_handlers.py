@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests import helpers
 from tests.helpers import processes
 
 
@@ -33,7 +34,9 @@ print("heard by", *heard)
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("when", "who"), [("before", "JAX"), ("after", "own")])
+@pytest.mark.parametrize(
+    ("when", "who"), [("before", "JAX"), *helpers.slow(("after", "own"))]
+)
 def test_sigterm_is_heard_by_the_handler_that_was_installed_last(when, who):
     """By that alone, and the process goes on."""
     run = subprocess.run(

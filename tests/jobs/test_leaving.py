@@ -68,7 +68,7 @@ def ended_by_library(code):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("fault", some_slow(ENDS, "sys.exit(0)"))
+@pytest.mark.parametrize("fault", some_slow(ENDS))
 def test_a_process_that_ends_in_its_block_ends_all_by_its_name(fault):
     way = ENDS[fault]
     for victim, (codes, texts, seconds) in jobs(fault).items():

@@ -16,6 +16,7 @@ from sparsejax.jobs import store
 from sparsejax.jobs.watch import context, hub
 from sparsejax.jobs.watch.connections import Line, listening
 from sparsejax.jobs.watch.hub import EventKind
+from tests import helpers
 
 
 HOSTS = {0: "a", 1: "b", 2: "c"}
@@ -123,7 +124,7 @@ def test_an_error_of_a_script_is_the_cause_of_those_of_collectives(process):
     assert why == f"process {process} on host {HOSTS[process]} failed: ValueError: no"
 
 
-@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("last", [0, *helpers.slow(1)])
 def test_all_go_on_once_the_last_has_left(last):
     members = Members()
     time.sleep(2 * TIMEOUT)
@@ -165,6 +166,7 @@ def test_one_that_is_killed_as_it_waits_for_the_others_is_lost():
     assert members.all_told(0, 1).startswith("process 2 on host c ended without a word")
 
 
+@pytest.mark.slow
 def test_one_that_left_is_the_cause_of_errors_of_collectives(monkeypatch):
     monkeypatch.setattr(hub, "SETTLE", 2.0)
     members = Members()

@@ -225,12 +225,13 @@ def on_arrays(function):
     return call
 
 
-def check_bitmap_messages(made, index=None):
+def check_bitmap_messages(made, index=None, names=tuple(messages.BITMAPS)):
     made._SLOTS = 64  # so that small arrays take several programs
     index = index or load("index_message.py", made.launched)
     index._ROWS = 8
     functions = on_arrays(index.index_message), on_arrays(made.unpack_bitmaps)
-    for name, case in messages.BITMAPS.items():
+    for name in names:
+        case = messages.BITMAPS[name]
         messages.check_bitmaps(*functions, case)
         if name == "half of all":
             with mock.patch.object(in_reference, "MOST_ROWS", 10):
@@ -241,26 +242,39 @@ def check_bitmap_messages(made, index=None):
 WHERE_VALUES_GO = ("coo8", "coo16", "bitmap", "rows of one part", "rows of five halves")
 
 
-def check_messages(made, in_pieces=True):
+# One of each code, and of each kind of units and values; and of bitmaps one.
+SOME = ("from a rank on", "mixed, coo16", "coo8", "coo32", "bitmap")
+SOME += ("rows of five halves", "halves")
+SOME_BITMAPS = ("half of all",)
+
+
+def check_messages(
+    made,
+    in_pieces=True,
+    names=tuple(messages.CASES),
+    bitmaps=tuple(messages.BITMAPS),
+):
     made._CLEARED = 128
     made._TILE = 64, 8  # so that small messages take several programs
     if in_pieces:
         made.index._ROWS = 8  # and what is added up several turns
     pack, unpack = on_arrays(made.pack_message), on_arrays(made.unpack_message)
-    for name, case in messages.CASES.items():
+    for name in names:
+        case = messages.CASES[name]
         messages.check_pack(pack, case)
         # Where values go, the others say for each code of these.
         hows = ({}, {"size": 100}, {"replaces": True}) if name in WHERE_VALUES_GO else ({},)
         for how in hows:
             messages.check_unpack(unpack, case, **how)
-    for name in ("coo8", "rows of five halves"):
+    these = lambda *wanted: [name for name in wanted if name in names]
+    for name in these("coo8", "rows of five halves"):
         messages.check_unpack(unpack, messages.CASES[name], ordered=True)
-    for name in ("coo8", "coo16", "rows of five halves", "one part") * in_pieces:
+    for name in these("coo8", "coo16", "rows of five halves", "one part") * in_pieces:
         messages.check_pieces(on_arrays(made.index_message), unpack, messages.CASES[name])
     if in_pieces:
-        check_bitmap_messages(made.bitmap, made.index)
+        check_bitmap_messages(made.bitmap, made.index, bitmaps)
     # With rows of several words, the last not full, as long sets have them.
-    for name in ("coo8", "coo16", "from a rank on", "mixed, bitmap"):
+    for name in these("coo8", "coo16", "from a rank on", "mixed, bitmap"):
         rows = 1000 if name == "coo16" else 10  # of its 4,101 words, or of 33
         with mock.patch.object(in_reference, "MOST_ROWS", rows):
             messages.check_pack(pack, messages.CASES[name])
@@ -338,6 +352,7 @@ CHECKS = {
     "threshold_hash.py": check_threshold_hash,
     "coo_add.py": check_coo_add,
     "messages.py": check_messages,
+    "some messages": lambda made: check_messages(made, names=SOME, bitmaps=SOME_BITMAPS),
     "exchange": check_exchange,
     "slots.py": lambda made: check_messages(with_helpers("messages.py", made)),
     "index_message.py": lambda made: check_messages(with_helpers("messages.py", made)),
@@ -348,6 +363,7 @@ CHECKS = {
 }
 
 FILES = {
+    "some messages": "messages.py",
     "exchange": "messages.py",
     "bitmaps": "bitmap.py",
     "index of bitmaps": "index_message.py",

@@ -20,9 +20,9 @@ from tests.helpers import slow
 from tests.kernels import contract
 
 
-SIZES = [1, 7, 1024, 1025, 2048, 5000]
+SIZES = [7, 1025, *slow(1, 1024, 2048, 5000)]
 # Around a block of decoding, which takes 256 words, and over several.
-SOME_SIZES = [1, 1025, 8193, *slow(7, 2048, 20_001)]
+SOME_SIZES = [1025, *slow(1, 7, 2048, 8193, 20_001)]
 DENSITIES = [0.0, 0.01, 0.3, 1.0]
 
 
@@ -145,7 +145,7 @@ def test_compact_counts_what_does_not_fit(backend):
 
 
 @every_backend
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float32, *helpers.slow(np.float16, jnp.bfloat16)])
 def test_nan_denormals_and_the_first_element_count(backend, dtype):
     x = np.zeros(1025, dtype)
     least = np.ones(1, f"u{x.dtype.itemsize}").view(dtype)[0]
@@ -165,6 +165,7 @@ def test_bitmaps(backend, size):
         contract.check_bitmap(run["encode"], run["decode"], x, min(size, 2000))
 
 
+@pytest.mark.slow
 @every_backend
 def test_bitmaps_of_the_units_that_a_server_owns(backend):
     rng = np.random.default_rng(5)
@@ -198,8 +199,14 @@ def indices_of(kind, capacity, rng):
 @pytest.mark.parametrize(
     ("kind", "capacity"),
     [
-        *(("sorted", 8), ("all in one part", 1025), ("some negative", 1025)),
-        *slow(("sorted", 1025), ("in any order", 1025), ("large", 1025)),
+        ("sorted", 8),
+        *slow(
+            ("all in one part", 1025),
+            ("some negative", 1025),
+            ("sorted", 1025),
+            ("in any order", 1025),
+            ("large", 1025),
+        ),
     ],
 )
 def test_partition(backend, kind, capacity):
@@ -211,6 +218,7 @@ def test_partition(backend, kind, capacity):
         )
 
 
+@pytest.mark.slow
 @every_backend
 def test_partition_has_the_first_element(backend):
     indices = np.arange(1025, dtype=np.int32)
@@ -219,6 +227,7 @@ def test_partition_has_the_first_element(backend):
     )
 
 
+@pytest.mark.slow
 @every_backend
 @pytest.mark.parametrize(
     ("slots", "serial", "hashes"),
@@ -247,6 +256,7 @@ def test_without_hashes_partition_appends(backend, serial):
             )
 
 
+@pytest.mark.slow
 @with_launches
 @pytest.mark.parametrize("size", [8193, *slow(7, 20_000)])
 def test_partition_dense(backend, size):
@@ -302,6 +312,7 @@ def test_partition_dense_goes_over_more_than_a_tile():
     )
 
 
+@pytest.mark.slow
 def test_what_is_left_goes_in_a_further_round():
     indices = indices_of("sorted", 1025, np.random.default_rng(1))
     seeds = kernels.draw_seeds(4)
@@ -318,6 +329,7 @@ def test_what_is_left_goes_in_a_further_round():
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), everything)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "capacity"),
     [
@@ -401,8 +413,13 @@ def test_coo_add_of_what_triton_cannot_add_goes_by_reference():
 @pytest.mark.parametrize(
     ("platform", "rows", "room"),
     [
-        *(("cpu", rows, None) for rows in (1, 33, 5000, 1025 * 256 + 1)),
-        *(("cpu", 5000, 1100), ("cuda", 5000, 1100), ("cuda", 1025 * 256 + 1, None)),
+        ("cpu", 33, None),
+        *slow(
+            ("cpu", 5000, 1100),
+            ("cuda", 1025 * 256 + 1, None),
+            *(("cpu", rows, None) for rows in (1, 5000, 1025 * 256 + 1)),
+            ("cuda", 5000, 1100),
+        ),
     ],
 )
 def test_merge_rows(platform, rows, room):
@@ -415,6 +432,7 @@ def test_merge_rows(platform, rows, room):
             contract.check_merge_rows(merge, ids, rows, room)
 
 
+@pytest.mark.slow
 def test_merged_rows_are_added_up_where_they_go():
     merged = kernels.merge_rows(jnp.array([7, 2, 9, 7], jnp.int32), 9)
     sums = kernels.coo_add(merged.places, jnp.array([1.0, 2.0, 4.0, 8.0]), 4)

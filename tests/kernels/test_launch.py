@@ -248,6 +248,7 @@ def test_results_are_those_of_the_reference(thunky):
     assert thunky.names == ["encode_kernel", "decode_kernel"]
 
 
+@pytest.mark.slow
 @needs_triton
 def test_what_is_worked_on_in_place_is_given_twice_and_returned(thunky):
     from pallas_kernels.triton import coo_add, partition_dense

@@ -50,9 +50,9 @@ SET = ["coo8", "bitmap", "full", "rows of one part", "rows of five halves", "hal
     ("backend", "name"),
     [
         *(("reference", name) for name in QUICK),
-        *helpers.slow(*(("reference", name) for name in OTHERS)),
         *helpers.slow(
-            *(("pallas", name) for name in (QUICK[0], "bitmap", "full", "halves"))
+            *(("reference", name) for name in OTHERS),
+            *(("pallas", name) for name in (QUICK[0], "bitmap", "full", "halves")),
         ),
         *(pytest.param("triton", x, marks=pytest.mark.gpu) for x in messages.CASES),
     ],
@@ -83,6 +83,7 @@ def test_what_arrives_is_added_or_set(backend, name, replaces):
     messages.check_unpack(unpacking(backend), case, replaces=replaces)
 
 
+@pytest.mark.slow
 def test_pallas_writes_and_reads_halves_of_odd_rows():
     case = messages.CASES["rows of five halves"]
     messages.check_pack(packing("pallas"), case)
@@ -102,6 +103,7 @@ def test_pallas_clears_what_it_writes_and_nothing_behind_an_end(name, monkeypatc
     assert not dead, f"past its end wrote {dead}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["coo8", *helpers.slow("bitmap", "rows of five halves")])
 def test_what_arrives_in_pieces_is_added_piece_by_piece(name):
     unpack = functools.partial(kernels.unpack_message, backend="reference")
@@ -109,11 +111,7 @@ def test_what_arrives_in_pieces_is_added_piece_by_piece(name):
     messages.check_pieces(index, unpack, messages.CASES[name])
 
 
-SOME_BITMAPS = ("half of all", "short parts")
-OTHER_BITMAPS = helpers.slow(*(x for x in messages.BITMAPS if x not in SOME_BITMAPS))
-
-
-@pytest.mark.parametrize("name", [*SOME_BITMAPS, *OTHER_BITMAPS])
+@pytest.mark.parametrize("name", helpers.slow(*messages.BITMAPS))
 def test_bitmaps_are_unpacked_whole_and_piece_by_piece(name):
     check = functools.partial(messages.check_bitmaps, case=messages.BITMAPS[name])
     named = {"backend": "triton"} if ON_GPU else {"backend": "reference"}
@@ -227,6 +225,7 @@ def test_pieces_that_no_message_has_are_refused():
             kernels.unpack_message(jnp.zeros(9), received, numbers, spec, how)
 
 
+@pytest.mark.slow
 def test_numbers_of_64_bits_travel_by_reference():
     with jax.enable_x64(True):
         case = messages.Case(

@@ -127,7 +127,13 @@ MUTANTS = {
     ),
 }
 # Interpreted whole, which takes its time.
-SLOW = ["pallas/messages.py", "pallas/entries.py", "pallas/slots.py"]
+SLOW = [
+    "pallas/messages.py",
+    "pallas/partition.py",
+    "reference/partitions.py",
+    "pallas/entries.py",
+    "pallas/slots.py",
+]
 
 
 def module(file, old="", new=""):

@@ -40,6 +40,7 @@ def test_pallas_adds_sender_by_sender():
     messages.check_unpack(unpacking("pallas"), case, ordered=True)
 
 
+@pytest.mark.slow
 def test_pieces_are_added_sender_by_sender():
     named = {"backend": "reference"}
     index = functools.partial(kernels.index_message, **named)
@@ -153,7 +154,7 @@ def added(total, places, values):
 LISTS = [(1, 3), (7, 5), (100, 1), (200, 3), (2000, 1), (3000, 700)]
 
 
-@pytest.mark.parametrize(("count", "size"), LISTS)
+@pytest.mark.parametrize(("count", "size"), helpers.mostly_slow(LISTS, (7, 5)))
 def test_a_list_whose_indices_repeat_is_added(count, size):
     rng = np.random.default_rng(count)
     # A third is left out, and some behind the end by far.

@@ -39,7 +39,7 @@ def check_compact(x, capacity):
     np.testing.assert_array_equal(found, np.concatenate([expected[:capacity], fill]))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", helpers.mostly_slow(SIZES, 33, 2049))
 def test_compact_finds_every_element_at_any_density(size):
     # Above 5000 the capacity is below some counts and above others.
     for density in DENSITIES:
@@ -96,7 +96,7 @@ def test_pack_puts_the_first_flag_lowest():
     np.testing.assert_array_equal(words, [[0x80000021, 1], [0, 0x80000000]])
 
 
-@pytest.mark.parametrize("shape", [(0,), (32,), (2048,), (3, 96)])
+@pytest.mark.parametrize("shape", [(3, 96), *helpers.slow(((0,),), ((32,),), ((2048,),))])
 def test_unpack_inverts_pack(shape):
     flags = np.random.default_rng(0).random(shape) < 0.4
     words = rank_select.pack(flags)
@@ -105,7 +105,7 @@ def test_unpack_inverts_pack(shape):
     np.testing.assert_array_equal(rank_select.unpack(words), flags)
 
 
-@pytest.mark.parametrize("words", [1, 64, 65, 300])
+@pytest.mark.parametrize("words", [65, *helpers.slow(1, 64, 300)])
 def test_bitmap_decode_inverts_bitmap_encode(words):
     size = 32 * words
     for density in DENSITIES:
@@ -119,7 +119,7 @@ def test_bitmap_decode_inverts_bitmap_encode(words):
         np.testing.assert_array_equal(found, np.concatenate([expected, fill]))
 
 
-@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 256, 257, 4097])
+@pytest.mark.parametrize("length", [15, 4097, *helpers.slow(0, 1, 16, 17, 256, 257)])
 def test_running_sums_are_those_of_numpy(length):
     x = np.random.default_rng(length).integers(-9, 99, (2, length), dtype=np.int32)
     found = rank_select.running_sum(x)
@@ -157,6 +157,7 @@ def test_select_finds_runs_in_several_parts_of_which_some_are_empty(empty):
     check_select(helpers.packed(flags).reshape(-1), starts, 4800)
 
 
+@pytest.mark.slow
 def test_select_takes_runs_that_begin_inside_the_parts():
     flags = np.random.default_rng(4).random((4, 150 * 32)) < 0.3
     starts = np.cumsum(flags.sum(axis=1)) - flags.sum(axis=1)
@@ -171,6 +172,7 @@ def test_select_stays_in_range_beyond_the_last_bit():
     check_select(np.zeros(600, np.uint32), [0, 0, 7, 1000], 100)
 
 
+@pytest.mark.slow
 def test_select_crosses_rows_that_are_full_and_rows_that_are_empty():
     flags = np.zeros((10, 64 * 32), bool)  # rows of the rank index
     flags[[1, 2, 5]] = True
@@ -181,7 +183,7 @@ def test_select_crosses_rows_that_are_full_and_rows_that_are_empty():
 
 
 @pytest.mark.parametrize("lanes", [0, 40, 1 << 20])
-@pytest.mark.parametrize("words", [1, 16, 17, 300])
+@pytest.mark.parametrize("words", [1, 17, *helpers.slow(16, 300)])
 def test_the_rank_of_a_position_is_how_many_bits_lie_below(words, lanes):
     flags = np.random.default_rng(words).random(32 * words) < 0.4
     index = rank_select.rank_index(helpers.packed(flags), lanes=lanes)
@@ -189,6 +191,7 @@ def test_the_rank_of_a_position_is_how_many_bits_lie_below(words, lanes):
     np.testing.assert_array_equal(found, np.cumsum(flags) - flags)
 
 
+@pytest.mark.slow
 @hypothesis.given(data=st.data())
 def test_select_agrees_with_numpy_on_any_words(data):
     count = data.draw(st.sampled_from([3, 70]))

@@ -156,7 +156,19 @@ def test_a_gradient_that_was_already_summed():
     np.testing.assert_array_equal(got["block"]["w"], [1.5, 2.5, 3.5])
 
 
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize(
+    "name",
+    helpers.mostly_slow(
+        TRANSFORMATIONS,
+        "zen_sync",
+        "embrace_sync",
+        "ok_topk_sync",
+        "chunked_sync",
+        "sync",
+        "dgc",
+        "accumulate",
+    ),
+)
 def test_every_synchronization_refuses_a_gradient_that_was_already_summed(name):
     tx, params, mesh = TRANSFORMATIONS[name](), parameters(1), mesh_of(2)
     state = sparsejax.init(tx, params, mesh)
@@ -351,6 +363,7 @@ def test_sparse_tensors_that_do_not_fit():
         reduce([0, 1], [1.0, 2.0], 5)
 
 
+@pytest.mark.slow
 def test_indices_out_of_range_are_dropped_and_checkify_reports_them():
     good = jnp.array([1, 5, 0])  # 5 is the padding of an array of five
     bad = jnp.array([1, 6, -1])

@@ -174,8 +174,9 @@ def conserves(sparsifier, scheme, n, dtype="float32", room=1e-6, **options):
         # What a sparsifier sends is no scheme's matter: each stands before one scheme, and
         # before each scheme stand entries. Those that all ranks share pass by the scheme,
         # and of whole arrays `test_exact_sum` has each.
-        *helpers.slow(("AGSparse", tuple(SPARSIFIERS))),
-        *helpers.slow(*((scheme, ("DGC",)) for scheme in OTHERS)),
+        *helpers.slow(
+            ("AGSparse", tuple(SPARSIFIERS)), *((scheme, ("DGC",)) for scheme in OTHERS)
+        ),
     ],
 )
 def test_every_sparsifier_before_every_scheme(scheme, names):
@@ -224,6 +225,7 @@ REST = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "wrapper"), [*IN_SHORT, *helpers.slow(*REST)])
 def test_every_wrapper_around_what_leaves_something_out(name, wrapper):
     grads = gradients(N, shapes=MATRICES if name == "PowerSGD" else SHAPES)

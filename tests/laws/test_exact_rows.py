@@ -136,6 +136,7 @@ def load_of(n, dtype, ids):
     return forecast.Load(*table, counts, *skews, room=COUNT, listed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("platform", "name", "n"),
     [
@@ -156,8 +157,12 @@ def test_rows_that_are_traced_for_other_platforms_are_the_same(platform, name, n
     ("name", "n"),
     [
         *((name, 3) for name in OF_EACH_WAY),
-        *helpers.slow(("zen", 1), ("zen", 8), ("omni_reduce_20", 8)),
-        *helpers.slow(*((name, 3) for name in SCHEMES if name not in SEEN)),
+        *helpers.slow(
+            ("zen", 1),
+            ("zen", 8),
+            ("omni_reduce_20", 8),
+            *((name, 3) for name in SCHEMES if name not in SEEN),
+        ),
     ],
 )
 def test_every_scheme_adds_up_what_is_listed(name, n):

@@ -86,7 +86,7 @@ LOSSLESS_NEVER_WORSE = [
     "sparse_ps",
     "sparse_ps_broadcast",
 ]
-# What a change to any scheme would break first; the other variants are slow tests.
+# One of each kind.
 OF_EACH_KIND = [
     "all_reduce",
     "balanced_bitmap",
@@ -97,10 +97,9 @@ OF_EACH_KIND = [
     "omni_reduce",
     "sparse_ps",
 ]
-# Codes, and what Zen chooses after its first step, have tests of their own; the owners and
-# the gather of SparCML are those of others.
-ELSEWHERE = ("balanced_bitmap", "zen_after_a_step", "sparcml_split")
-ALWAYS = [x for x in OF_EACH_KIND if x not in ELSEWHERE]
+# What a change would break first: a dense sum, hops and a gather; owners are in the test of
+# any number of ranks. The other variants are slow tests.
+ALWAYS = ["all_reduce", "hierarchical", "ag_sparse"]
 # Of codes one here: `tests/wire` has each at any density.
 CODES = ("balanced_coo32", "balanced_coo16", "balanced_bitmap", "hierarchical_bitmap")
 SIZE = 3001  # not divisible by any number of ranks tested; several words, blocks, rounds
@@ -216,10 +215,12 @@ def check(name, n, shape, dtype, check_vma=True):
 @pytest.mark.parametrize(
     ("name", "n"),
     [
-        *(("balanced", 8), ("hierarchical", 8)),
+        ("balanced", 8),
+        *helpers.slow(("hierarchical", 8)),
         # One, and such as are no power of two; Zen takes another way from three on.
-        *helpers.slow(("balanced", 1), ("balanced", 5), ("hierarchical", 7)),
-        *helpers.slow(("zen", 2), ("zen", 8)),
+        *helpers.slow(
+            ("balanced", 1), ("balanced", 5), ("hierarchical", 7), ("zen", 2), ("zen", 8)
+        ),
     ],
 )
 def test_the_total_is_the_exact_sum_on_every_rank(name, n):
@@ -230,8 +231,10 @@ def test_the_total_is_the_exact_sum_on_every_rank(name, n):
     ("name", "n"),
     [
         *((name, 3) for name in ALWAYS),
-        *helpers.slow(*((name, 8) for name in ("ag_sparse", "sparcml_split", "sparse_ps"))),
-        *helpers.slow(*((name, 3) for name in SCHEMES if name not in (*ALWAYS, *CODES))),
+        *helpers.slow(
+            *((name, 8) for name in ("ag_sparse", "sparcml_split", "sparse_ps")),
+            *((name, 3) for name in SCHEMES if name not in (*ALWAYS, *CODES)),
+        ),
     ],
 )
 def test_every_variant_gives_the_exact_sum(name, n):
@@ -249,12 +252,14 @@ def test_sums_of_16_bit_numbers_are_taken_in_float32(name, dtype):
     check(name, 5, (SIZE,), dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["balanced", *helpers.slow("hierarchical")])
 def test_doubles_are_added_up_as_doubles(name):
     with jax.enable_x64(True):
         check(name, 3, (SIZE,), jnp.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "width"), [("balanced", 16), *helpers.slow(("hierarchical", 3))]
 )
@@ -262,7 +267,7 @@ def test_rows_are_units(name, width):
     check(name, 3, (517, width), jnp.float32)
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "hierarchical", *helpers.slow("balanced")])
+@pytest.mark.parametrize("name", ["all_reduce", *helpers.slow("hierarchical", "balanced")])
 def test_without_checking_the_result_is_the_same(name):
     check(name, 3, (SIZE,), jnp.float32, check_vma=False)
 
@@ -277,6 +282,7 @@ def test_tiny_and_empty_arrays_work(name):
         np.testing.assert_array_equal(by_rank, np.broadcast_to(x.sum(0), x.shape))
 
 
+@pytest.mark.slow
 def test_rows_of_plus_and_minus_one_are_not_lost():
     """A row whose numbers add up to zero is not an empty row."""
     x = np.zeros((3, 517, 16), np.float32)
@@ -286,6 +292,7 @@ def test_rows_of_plus_and_minus_one_are_not_lost():
     np.testing.assert_allclose(traffic.density_after, 58 / 517, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["balanced", *helpers.slow("hierarchical")])
 def test_values_may_travel_narrow_and_are_added_up_wide(name):
     """The error is that of rounding each value and the sum once more, not of n sums."""
@@ -314,6 +321,7 @@ def test_values_may_travel_narrow_and_are_added_up_wide(name):
     assert 0.4 * full < wire < 0.8 * full
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "check_vma"),
     [
@@ -347,9 +355,10 @@ def test_shards_on_a_second_axis_may_differ_in_density(name, check_vma):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *((name, (2**29 + 64,)) for name in OF_EACH_KIND),
+        *((name, (2**29 + 64,)) for name in ALWAYS),
         *helpers.slow(
-            *((name, (2**23, 128)) for name in ("balanced", "zen_bytes", *OF_EACH_KIND))
+            *((name, (2**29 + 64,)) for name in OF_EACH_KIND if name not in ALWAYS),
+            *((name, (2**23, 128)) for name in ("balanced", "zen_bytes", *OF_EACH_KIND)),
         ),
     ],
 )
@@ -366,6 +375,7 @@ def test_arrays_of_more_than_two_gib_are_traced(name, shape):
     assert jax.eval_shape(step, whole).shape == (1, *shape[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["balanced", *helpers.slow("hierarchical", "zen")])
 def test_units_that_the_caller_did_not_name_are_not_sent(name):
     scheme, n = SCHEMES[name], 4

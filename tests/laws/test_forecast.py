@@ -75,8 +75,8 @@ def traffic_of(scheme, n):
     ("name", "n"),
     [
         ("all_reduce", 4),
-        ("balanced", 4),
         *helpers.slow(
+            ("balanced", 4),
             ("hierarchical", 5),
             ("ag_sparse", 4),
             ("balanced_algorithm_1", 4),
@@ -142,6 +142,7 @@ def assert_sent(told, traffic):
         assert told.rounds == rounds, (told, traffic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "n"),
     [
@@ -191,9 +192,9 @@ def drawn_ids(rng, n, height, count):
     ("name", "n", "ways"),
     [
         ("balanced", 4, {1, 2}),
-        ("ag_sparse_doubling", 5, {1}),
         # Of each of their own ways; variants are in `test_exact_rows`.
         *helpers.slow(
+            ("ag_sparse_doubling", 5, {1}),
             ("zen", 5, {1, 2}),
             ("ag_sparse_ring", 4, {1}),
             ("ag_sparse_bruck", 5, {1}),
@@ -280,6 +281,7 @@ def test_a_forecast_of_two_levels_is_that_of_the_part_that_sends_most(across):
     assert ways == {True, False}
 
 
+@pytest.mark.slow
 def test_omni_reduce_forecasts_blocks():
     n, scheme = 4, schemes.OmniReduce(block=64)
     rng = np.random.default_rng(3)

@@ -89,6 +89,7 @@ def check(name, n):
     assert by_entries["shared"], f"{name}, n={n}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ALWAYS, *helpers.slow(*COUNTING)])
 def test_64_ranks_have_the_exact_sum(name):
     check(name, 64)
@@ -109,6 +110,7 @@ def test_1024_ranks_have_the_exact_sum(name):
     check(name, 1024)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "n"),
     [

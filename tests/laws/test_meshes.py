@@ -26,8 +26,9 @@ SYSTEMS = {
     "ok_topk": lambda: sparsejax.ok_topk_sync(0.1, "data", **SMALL),
     "omni_reduce": lambda: sparsejax.sync(schemes.OmniReduce(8), "data", **SMALL),
 }
-QUICK = [("zen", True), ("zen", False), ("dgc", True), ("accumulate", True)]
-SLOW = helpers.slow(*((name, True) for name in SYSTEMS if (name, True) not in QUICK))
+QUICK = [("zen", True), ("accumulate", True)]
+SLOW = helpers.slow(("zen", False))
+SLOW += helpers.slow(*((name, True) for name in SYSTEMS if (name, True) not in QUICK))
 
 
 def gradients():
@@ -72,6 +73,7 @@ def first(trainer):
     return trainer.init({"table": table, "kernel": np.ones((8, 1), np.float32)})
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_kind_goes_on_on_the_other(tmp_path):
     """Saved on two ranks, continued on four; evaluated, compared and summarized there."""
     after = {}

@@ -83,6 +83,7 @@ def test_processes_that_give_their_own_shares_train_as_one_that_gives_all(tmp_pa
         np.testing.assert_allclose(got, whole[name], rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_processes_under_jit_hold_the_bytes_that_simulated_devices_hold(tmp_path):
     """Each process has one replica, of two shards: its parameters, states and metrics."""

@@ -28,7 +28,7 @@ SYNCS = {
 }
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("sync", helpers.mostly_slow(SYNCS, "zen", "dgc"))
 def test_a_state_has_the_same_types_after_a_step(sync):
     """Weak types, too: `jax.jit` tells them apart."""
     tx, mesh = SYNCS[sync], helpers.mesh_of(3)

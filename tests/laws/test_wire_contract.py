@@ -32,6 +32,7 @@ def messages(found, name):
     return [c.bytes for c in found if c.name == name and c.path[-2:-1] == ("while",)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
 def test_balanced_parallelism_sends_the_rungs_that_the_program_holds(check_vma):
     """The bytes reported are those of the branches taken, once for each round."""
@@ -144,7 +145,7 @@ def program_of_rows(scheme):
     )
 
 
-@pytest.mark.parametrize("name", ["BalancedParallelism", "AGSparse"])
+@pytest.mark.parametrize("name", ["AGSparse", *helpers.slow("BalancedParallelism")])
 def test_lists_of_rows_are_the_messages_that_the_program_holds(name):
     """A branch for each size, and the bytes reported are those of the branches taken."""
     scheme = getattr(schemes, name)()
@@ -198,6 +199,7 @@ def test_small_leaves_join_one_psum_and_large_dense_ones_have_their_own():
     ]
 
 
+@pytest.mark.slow
 def test_denormals_are_found_though_the_processor_adds_them_as_zero():
     """XLA:CPU flushes denormals when it adds; that they are there is seen all the same."""
     x = np.zeros((N, SIZE), np.float32)

@@ -59,7 +59,9 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize(
+    "name", helpers.mostly_slow(WRAPPED, "alone", "partition", "inject")
+)
 def test_wrappers_of_optax_keep_a_state_with_specs(name):
     """The state goes through a step in shard_map, by its specs, and keeps its types."""
     mesh = helpers.mesh_of(N)
@@ -77,7 +79,7 @@ def test_wrappers_of_optax_keep_a_state_with_specs(name):
     assert shapes(after) == shapes(state)
 
 
-@pytest.mark.parametrize("ranks", [None, N, 4, 3])
+@pytest.mark.parametrize("ranks", [None, 3, *helpers.slow(N, 4)])
 def test_a_target_is_like_the_state_of_so_many_ranks(ranks):
     mesh = helpers.mesh_of(N)
     target = sparsejax.abstract_state(chain(), PARAMS, mesh, ranks=ranks)

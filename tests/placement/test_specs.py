@@ -164,8 +164,14 @@ def held(state):
 @pytest.mark.parametrize(
     ("name", "check_vma"),
     [
-        *helpers.slow(("dgc", True), ("kept", False), ("by_shard", True)),
-        *helpers.slow(("together", False), ("zen_every", True), ("partition", False)),
+        *helpers.slow(
+            ("dgc", True),
+            ("kept", False),
+            ("by_shard", True),
+            ("together", False),
+            ("zen_every", True),
+            ("partition", False),
+        ),
     ],
 )
 def test_what_came_went_or_waits_on_every_shard(name, check_vma):
@@ -280,6 +286,7 @@ def test_a_flax_model():
     assert by_path(adam.mu) == {"kernel/value": P(None, "model"), "bias/value": P()}
 
 
+@pytest.mark.slow
 def test_the_order_of_the_axes_of_the_mesh_does_not_matter():
     mesh = mesh_of(("model", "data"))
     grads = {name: np.ones((STEPS, DATA, *s), np.float32) for name, s in SHAPES.items()}
@@ -434,7 +441,7 @@ def updated(tx, check_vma=True):
     )
 
 
-@pytest.mark.parametrize("options", [{"global_": True}, {"clip_norm": 1.0}])
+@pytest.mark.parametrize("options", [{"global_": True}, *helpers.slow({"clip_norm": 1.0})])
 def test_what_is_of_all_leaves_is_of_all_their_shards(options):
     with pytest.raises(ArgumentError, match=r"others over .*'model'.* give .* model_axis"):
         updated(optax.chain(sparsejax.top_k(0.1, **options, **SMALL), sync()))

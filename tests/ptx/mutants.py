@@ -90,7 +90,7 @@ def _unmasked(opcode: str) -> Callable[[Program], Program]:
 
 _PARTITION = "triton", "partition.py"
 _DENSE = "triton", "partition_dense.py"
-_MESSAGES = "triton", "messages.py"
+_MESSAGES = "triton", "some messages"
 _SWAP = 'found = tl.atomic_cas(own + slot, expected, index, sem="relaxed")'
 _TICKET = 'ticket = tl.atomic_add(counts_ptr + part, 1, mask=waiting, sem="relaxed")'
 _RANGE = 'first = tl.atomic_add(counts_ptr + number, many, mask=many > 0, sem="relaxed")'

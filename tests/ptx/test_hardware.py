@@ -104,6 +104,7 @@ def test_what_is_only_read_stays_as_it_was(gpu):
     np.testing.assert_array_equal(got, np.full(32, 7))
 
 
+@pytest.mark.slow
 def test_the_programs_of_instructions_run_on_the_gpu(gpu):
     own = test_instructions.run
     assert hardware.hold_instructions(gpu) == []

@@ -52,6 +52,7 @@ def demo(check_vma=True):
     return params, grads, *given.trained(tx, params, grads, check_vma)
 
 
+@pytest.mark.slow
 def test_demo_is_that_of_the_formulas():
     params, grads, found, state = demo()
     rates = np.array([rate(step) for step in range(STEPS)])
@@ -145,6 +146,7 @@ def shards(x):
     return np.split(x, 2, axis=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["explicit", *helpers.slow("auto")])
 def test_under_jit_each_shard_is_exchanged_across_replicas(kind):
     mesh = helpers.KINDS[kind](helpers.grid(replica=RANKS, fsdp=2))

@@ -89,6 +89,7 @@ def test_five_rounds_are_those_of_streaming_diloco_in_numpy(options):
             assert set(steps) == {(places[name] + delay) % EVERY}
 
 
+@pytest.mark.slow
 def test_the_preset_sends_four_bits_and_keeps_what_they_take():
     given = model.batches(5 * EVERY + 2)
     inner = optax.sgd(0.05, momentum=0.9)
@@ -157,6 +158,7 @@ def beside():
     return tx, run, given, half, anchors + run.train(given[6:])
 
 
+@pytest.mark.slow
 def test_exchanges_beside_the_steps_are_those_of_an_update(beside):
     tx, run, given, _, anchors = beside
     alone = model.train(tx, given)
@@ -190,6 +192,7 @@ def test_a_run_goes_on_from_a_state_with_exchanges_on_their_way(beside):
     assert helpers.octets((run.params, run.state)) == last
 
 
+@pytest.mark.slow
 def test_the_trainer_runs_exchanges_beside_its_steps():
     given, mesh = model.batches(9), helpers.mesh_of(RANKS)
     alone = sparsejax.data_parallel(model.loss_fn, made(**STREAMS), mesh)

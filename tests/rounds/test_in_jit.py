@@ -55,7 +55,7 @@ class Run:
         return found
 
 
-@pytest.mark.parametrize("kind", helpers.KINDS)
+@pytest.mark.parametrize("kind", helpers.mostly_slow(helpers.KINDS, "explicit"))
 def test_it_trains_as_inside_a_shard_map_of_ones_own(kind):
     """The norm by which the inner optimizer clips is that of all shards."""
     given = model.batches(7)
@@ -79,7 +79,7 @@ def test_it_trains_as_inside_a_shard_map_of_ones_own(kind):
         assert x.sharding.is_equivalent_to(sharding, x.ndim)
 
 
-@pytest.mark.parametrize("kind", helpers.KINDS)
+@pytest.mark.parametrize("kind", helpers.mostly_slow(helpers.KINDS, "explicit"))
 def test_nothing_goes_over_the_slow_axis_within_a_round(kind):
     run = Run(sparsejax.local_steps(INNER(), every=3, axis_name="replica"), kind)
     (batch,) = helpers.placed(model.batches(1), run.mesh, BOTH)
@@ -122,6 +122,7 @@ def test_a_sparsifier_keeps_what_it_leaves_out_by_rank_and_shard():
         np.testing.assert_allclose(total, moved[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_of_replicas_are_one_step():
     """`accumulate` around it adds up microbatches: fewer steps, the same examples."""
     whole = model.batches(3, examples=4)
@@ -178,6 +179,7 @@ def test_the_parameters_of_all_ranks_are_the_anchor_and_their_offsets():
     assert own["w"].spec == SPECS["w"]
 
 
+@pytest.mark.slow
 def test_parameters_outside_of_it_are_exchanged_in_every_step():
     """`optax.partition`: "b" by a mean of gradients, "w" by rounds."""
     every = optax.chain(sparsejax.dense_sync("replica"), optax.sgd(0.05))
@@ -197,6 +199,7 @@ def test_parameters_outside_of_it_are_exchanged_in_every_step():
         np.testing.assert_allclose(x, alone.params[-1][name][0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_replicas(tmp_path):
     tx = lambda: sparsejax.local_steps(INNER(), every=3, axis_name="replica")
     run = Run(tx(), "explicit")

@@ -38,6 +38,7 @@ def test_five_rounds_are_those_of_diloco_in_numpy(inner):
             np.testing.assert_allclose(trace[name], x, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_one_step_a_round_is_data_parallelism():
     given = model.batches(12)
     tx = sparsejax.local_steps(optax.sgd(0.05), every=1, outer=optax.sgd(1.0))
@@ -48,6 +49,7 @@ def test_one_step_a_round_is_data_parallelism():
         np.testing.assert_allclose(run.params[-1][name], x, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_ranks_have_moved_moves_the_anchor_or_is_a_residual():
     with jax.enable_x64(True):
         given = model.batches(ROUNDS * EVERY, np.float64)
@@ -73,6 +75,7 @@ def test_what_ranks_have_moved_moves_the_anchor_or_is_a_residual():
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
 def test_anchors_are_equal_as_bytes_and_rest_within_a_round(check_vma):
     tx = sparsejax.local_steps(optax.adam(0.02), every=EVERY, sync=sparse())
@@ -201,6 +204,7 @@ def test_a_rank_with_a_nan_is_left_out_by_itself_or_with_all(guard):
         assert not np.asarray(run.state.inner.offset.value["w"]).any()
 
 
+@pytest.mark.slow
 def test_a_scan_over_steps_carries_the_state():
     """The types of what varies over the ranks are the same after a step as before it."""
     given = model.batches(2 * EVERY + 1)

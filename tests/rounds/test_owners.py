@@ -45,6 +45,7 @@ def test_an_unchecked_step_has_the_same_bytes(alone):
     assert helpers.octets(unchecked.state) == helpers.octets(alone.state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["explicit", *helpers.slow("auto")])
 def test_under_jit_shards_have_owners_of_their_own(kind):
     run = test_in_jit.Run(made("replica"), kind)
@@ -55,6 +56,7 @@ def test_under_jit_shards_have_owners_of_their_own(kind):
     assert held == [(RANKS, 2)] * 2  # blocks of two lengths, of two shards
 
 
+@pytest.mark.slow
 def test_fragments_have_owners_each():
     run = model.train(made(fragments=2), model.batches(6))
     assert len(find(run.state, ByOwner)) == 2
@@ -62,6 +64,7 @@ def test_fragments_have_owners_each():
         helpers.assert_same_on_all_ranks(own)
 
 
+@pytest.mark.slow
 def test_what_owners_hold_goes_to_other_replicas(tmp_path):
     run = test_in_jit.Run(made("replica"), "explicit")
     run.train(model.batches(4))

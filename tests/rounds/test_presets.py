@@ -141,6 +141,7 @@ def gated(**options):
     return sparsejax.local_steps(inner, every=2, outer=optax.sgd(0.5), sync=sync, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["auto", *helpers.slow("explicit")])
 def test_what_is_visible_is_read_from_shards_under_jit(kind):
     batches = model.batches(4)

@@ -31,6 +31,7 @@ def stepped(trainer, state, given):
     return state, losses
 
 
+@pytest.mark.slow
 def test_the_trainer_reads_the_parameters_of_each_rank():
     given = model.batches(2 * EVERY + 1)
     tx, trainer, state = made(check_every=1)
@@ -62,6 +63,7 @@ def test_replicas_are_compared_by_their_anchors():
         sparsejax.check_replicas(broken)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_restored_within_a_round_goes_on_bit_for_bit(tmp_path):
     given = model.batches(2 * EVERY + 2)
     _, trainer, state = made()
@@ -76,6 +78,7 @@ def test_a_run_that_is_restored_within_a_round_goes_on_bit_for_bit(tmp_path):
     assert helpers.octets(again) == helpers.octets(through)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 6])
 def test_other_ranks_begin_with_the_means_of_offsets_and_moments(ranks, tmp_path):
     _, trainer, state = made()
@@ -105,6 +108,7 @@ def test_other_ranks_begin_with_the_means_of_offsets_and_moments(ranks, tmp_path
     assert (np.asarray(after.params["w"]) != np.asarray(state.params["w"])).any()
 
 
+@pytest.mark.slow
 def test_hosts_that_are_left_go_on_from_the_end_of_a_round(tmp_path):
     """Of what a lost rank had nothing is written off: it is in the checkpoint, too."""
 
@@ -157,6 +161,7 @@ def test_what_is_no_floating_number_comes_from_a_rank():
     np.testing.assert_array_equal(keys, was[[0, 1, 2, 0, 1]])
 
 
+@pytest.mark.slow
 def test_parameters_sharded_over_a_further_axis_have_offsets_that_are():
     mesh, specs = helpers.grid(data=2, model=2), {"w": P(None, "model"), "b": P("model")}
     tx = sparsejax.local_steps(

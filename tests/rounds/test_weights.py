@@ -104,7 +104,7 @@ def test_a_negative_weight_shows():
     assert np.isnan(found["w"][EVERY - 1]).all()
 
 
-@pytest.mark.parametrize("kind", helpers.KINDS)
+@pytest.mark.parametrize("kind", helpers.mostly_slow(helpers.KINDS, "explicit"))
 def test_weights_under_jit_are_an_array_of_all_ranks(kind):
     """Rank 1 has no result in either round, and a NaN in the first."""
     weights, steps = np.array([1, 0, 3], np.float32), model.batches(4)

@@ -104,6 +104,7 @@ def test_without_checking_types():
 TALL, IDS, SHORT = (10_000_000, 16), 16_384, 1_024
 
 
+@pytest.mark.slow
 def test_both_ways_update_in_place_and_what_is_for_one_is_not_computed_for_the_other():
     """Of a table of 640 MB no copy; in front of the loops no list is summed up."""
     params = {"table": jax.ShapeDtypeStruct(TALL, jnp.float32)}

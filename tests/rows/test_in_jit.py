@@ -241,6 +241,7 @@ def reference(chain):
     return np.asarray(params["table"]), losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "kind", "chain"),
     [
@@ -318,6 +319,7 @@ def test_what_rows_cannot_do_under_jit_is_refused_by_name():
             jax.jit(late)(params, state, ids)
 
 
+@pytest.mark.slow
 def test_rows_of_a_replica_are_clipped_where_their_table_is_sharded():
     mesh, spec = grid("auto"), P("fsdp", None)
     clip = sparsejax.transforms.clip_by_rank(1e6, "replica")
@@ -341,6 +343,7 @@ def test_rows_of_a_replica_are_clipped_where_their_table_is_sharded():
     np.testing.assert_allclose(4 * np.asarray(found), wanted["table"], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, LENGTH])
 def test_lookups_that_are_sharded_otherwise_make_one_gradient(length):
     """Over the same axes in another order, and over fewer of them."""

@@ -118,10 +118,10 @@ class Run:
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        ("rows", "adam"),
         ("zero", "decayed"),
-        ("both", "rowwise"),
         *helpers.slow(
+            ("rows", "adam"),
+            ("both", "rowwise"),
             *(("replicated", "decayed"), ("both", "adam"), ("zero", "adagrad")),
         ),
     ],
@@ -143,6 +143,7 @@ def test_rows_are_those_of_the_dense_optimizer(where, name):
         assert jax.typeof(lazy.last["table"]).sharding.spec.partitions == (over,)
 
 
+@pytest.mark.slow
 def test_neither_a_table_nor_its_state_is_sent_or_copied():
     """Of a table that is sharded over the ranks only rows that are read go anywhere."""
     run = Run("zero", "adam")
@@ -159,6 +160,7 @@ def test_neither_a_table_nor_its_state_is_sent_or_copied():
     assert all(one.size < 4 * shard for one in sent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["zero", *helpers.slow("rows")])
 def test_a_table_may_have_dense_gradients_in_some_steps(where):
     run = Run(where, "adam")
@@ -230,6 +232,7 @@ def in_a_branch_plain(params, ids):
     return plain(params, jnp.where(is_even, ids // 2, ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "same"),
     [
@@ -252,6 +255,7 @@ def test_losses_read_rows_as_they_read_the_table(loss, same):
     np.testing.assert_allclose(run.settled()["table"], params["table"], atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 4), *helpers.slow(((1, 1),))])
 def test_a_run_goes_on_from_a_checkpoint_on_another_mesh(tmp_path, sizes):
     pytest.importorskip("orbax.checkpoint")
@@ -282,6 +286,7 @@ def scaled_by(shape):
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+@pytest.mark.slow
 def test_an_optimizer_is_given_what_update_is_given_besides():
     """Functions, too, and all of an array that is sharded."""
     mesh = helpers.grid(replica=4, fsdp=2)
@@ -307,6 +312,7 @@ def test_an_optimizer_is_given_what_update_is_given_besides():
     np.testing.assert_allclose(np.asarray(found["table"]), wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_sharded_by_rows_and_columns_is_settled():
     """Though all its rows have seen each step, but those that another run has left late."""
     run = Run("both", "adam")

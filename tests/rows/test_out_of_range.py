@@ -12,6 +12,7 @@ from jax import lax
 
 import sparsejax
 from sparsejax.units.row_grads import is_row_grads
+from tests import helpers
 
 
 HEIGHT, WIDTH = 12, 3
@@ -88,6 +89,8 @@ READS = {
     "linen": _linen,
     "nnx": _nnx,
 }
+# One for each way in which ids out of range are treated.
+ALWAYS = ["table[ids]", "at.get(fill, 2)", "at.get(no wrap)", "take(clip)", "take(wrap)"]
 # JAX's gradient of a `lookup` is that of `jnp.take`, with a warning.
 PLAIN = READS | {"lookup": _take()}
 
@@ -103,7 +106,7 @@ def _loss(look):
     return lambda p, ids: jnp.nansum(jnp.sin(look(p["table"], ids) @ p["w"]))
 
 
-@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("name", helpers.mostly_slow(READS, *ALWAYS))
 def test_a_gradient_by_rows_is_that_of_jax(name):
     ours = jax.jit(sparsejax.value_and_grad(_loss(READS[name])))
     theirs = jax.jit(jax.value_and_grad(_loss(PLAIN[name])))
@@ -128,7 +131,9 @@ NAN = ("take", "linen", "nnx")
 
 
 @pytest.mark.parametrize("by", MASKS)
-@pytest.mark.parametrize("name", [*NUMBERS, *NAN])
+@pytest.mark.parametrize(
+    "name", helpers.mostly_slow([*NUMBERS, *NAN], "table[ids]", "take(clip)", "take")
+)
 def test_padding_may_be_masked_afterwards_where_a_number_is_read(name, by):
     """As a batch without padding; of what reads NaN the weights' gradient is NaN."""
     own, padding = jnp.array([0, 3, 3]), jnp.array([HEIGHT, HEIGHT])
@@ -154,8 +159,10 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["table[ids]", "take(fill, 0)", "at.get(clip)"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", ["table[ids]", *helpers.slow("take(fill, 0)", "at.get(clip)")]
+)
+@pytest.mark.parametrize("optimizer", helpers.mostly_slow(OPTIMIZERS, "momentum"))
 def test_training_with_ids_out_of_range_is_that_of_the_dense_optimizer(optimizer, name):
     """As where batches are padded with an id that no row has."""
     loss, tx = _loss(READS[name]), OPTIMIZERS[optimizer]()

@@ -11,8 +11,31 @@ from sparsejax.rows import value_and_grad
 from sparsejax.tracing import programs
 from sparsejax.units.merging import merge
 from sparsejax.units.row_grads import is_row_grads
+from tests import helpers
 from tests.rows import cases
 from tests.rows.cases import CASES, IDS, take
+
+
+# What consists of other cases, or differs from one by little.
+LONG = ["scan_backwards_two_at_a_time", "scan_with_ids_that_it_computes", "scan_in_scan"]
+LONG += ["scan_that_reads_for_the_next_turn", "scan_of_switch", "rows_of_two_axes"]
+LONG += ["scan_that_replaces_the_table", "scan_that_returns_what_it_carries", "fori_loop"]
+LONG += ["scan_of_remat", "remat_that_scales_and_returns", "jit_that_returns_the_table"]
+LONG += ["remat_that_returns_what_it_has_scaled", "cond_that_returns_the_table"]
+LONG += ["scaled_between_two_lookups", "indices_and_slices", "small_and_unsigned_ids"]
+LONG += ["cond_of_operands", "cast_in_jit", "custom_rules_elsewhere", "fill_behind_a_scale"]
+LONG += [
+    "vmap_over_tables",
+    "vmap_along_other_axes",
+    "remat_of_a_closure",
+    "behind_a_barrier",
+]
+LONG += ["scaled_by_a_number", "several_rows_each_or_none", "as_many_as_there_are", "twice"]
+LONG += [
+    "scan_over_the_table_without_a_gradient",
+    "custom_jvp_of_the_table",
+    "hard_negatives",
+]
 
 
 @jax.jit
@@ -36,7 +59,9 @@ def both(loss, *args, has_aux=False, **kwargs):
     return run(*args)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [*(x for x in CASES if x not in LONG), *helpers.slow(*LONG)]
+)
 def test_gradients_are_those_of_jax(name):
     case = CASES[name]
     loss = lambda p, ids: case.loss(take, p, ids)
@@ -58,6 +83,7 @@ def test_a_leaf_of_more_axes_has_rows_too():
     assert grads["stack"].rows.shape == (2, 2, 3)
 
 
+@pytest.mark.slow
 def test_auxiliary_outputs_and_other_arguments_are_handed_on():
     def loss(p, ids, how, *, power, look):
         h = look(p["table"], ids) @ p["w"]
@@ -93,6 +119,7 @@ def test_two_tables_of_which_one_is_tied():
     assert_close((value, to_dense(grads)), (want_value, want))
 
 
+@pytest.mark.slow
 def test_flax_linen():
     class Model(linen.Module):
         @linen.compact
@@ -124,6 +151,7 @@ def test_flax_nnx():
     assert_close((value, to_dense(grads)), (want_value, want))
 
 
+@pytest.mark.slow
 def test_the_gradient_is_differentiated_and_mapped():
     """What is around `value_and_grad` sees rows as it would see any arrays."""
 
@@ -142,7 +170,7 @@ def test_the_gradient_is_differentiated_and_mapped():
     assert_close(mapped(norm), mapped(norm_in_jax))
 
 
-@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.uint32])
+@pytest.mark.parametrize("dtype", [jnp.int8, *helpers.slow(jnp.uint8, jnp.uint32)])
 def test_ids_that_cannot_count_all_rows(dtype):
     numbers = jax.lax.GatherDimensionNumbers(
         offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,)
@@ -218,6 +246,7 @@ def test_a_leaf_has_rows_where_fewer_are_read_than_there_are():
     assert is_row_grads(grad(IDS.size + 1)[1]["table"])
 
 
+@pytest.mark.slow
 def test_unknown_parts_of_equations_make_gradients_dense(monkeypatch):
     """As another version of JAX might have them."""
     p = cases.params()
@@ -260,7 +289,11 @@ def test_the_loss_is_traced_once():
 
 
 @pytest.mark.parametrize(
-    "name", ["cond", "remat", "scan_of_remat", "scaled_by_a_parameter", "twice"]
+    "name",
+    [
+        "cond",
+        *helpers.slow("scaled_by_a_parameter", "remat", "scan_of_remat", "twice"),
+    ],
 )
 def test_nothing_is_of_the_tables_size_but_the_table(name):
     height, width = 200_000, 16

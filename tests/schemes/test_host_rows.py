@@ -95,6 +95,7 @@ def merged_rows(ids, outer):
     return max(np.bincount(part).max() for part in parts)
 
 
+@pytest.mark.slow
 def test_a_row_that_several_ranks_of_a_host_list_crosses_once():
     """Two hosts swap lists: of four ranks with equal ids each sends about a quarter."""
     ids = np.random.default_rng(0).permutation(HEIGHT)[:COUNT].astype(np.int32)
@@ -146,6 +147,7 @@ def of_sets(sets, height, room):
     return schemes.Zen().forecast(load).bytes
 
 
+@pytest.mark.slow
 def test_hosts_of_eight_send_three_fifths_of_what_lists_by_rank_do():
     """Words by Zipf's law, of the paper's LSTM, on 16 hosts: forecasts from true counts."""
     hosts, inner, listed, height = 16, 8, 8192, 793_471

@@ -162,6 +162,7 @@ def test_other_numbers_of_ranks_go_on_with_what_was_held():
     assert right(moved).tobytes() == right(old)[:2].tobytes()
 
 
+@pytest.mark.slow
 def test_training_reaches_what_dense_training_reaches():
     """Least squares: one of forty directions a step is sent, and feedback brings the rest.
 

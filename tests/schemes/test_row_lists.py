@@ -74,7 +74,10 @@ def needs(scheme, distinct):
 
 @pytest.mark.parametrize(
     ("ranks", "count", "to_all"),
-    [(3, COUNT, True), (4, COUNT, True), (5, COUNT, False), (4, HEIGHT // 3, False)],
+    [
+        (3, COUNT, True),
+        *helpers.slow((4, COUNT, True), (5, COUNT, False), (4, HEIGHT // 3, False)),
+    ],
 )
 def test_few_ranks_send_short_lists_to_all(ranks, count, to_all):
     """Zen's choice for rows, which is settled when the program is traced."""
@@ -102,6 +105,7 @@ def test_lists_of_the_same_rows_are_up_to_twice_what_owners_send(ranks, ratio):
     assert 0.7 * ratio < to_all.bytes / owners.bytes <= ratio
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gather", ["doubling", *helpers.slow("auto", "bruck")])
 def test_a_forecast_of_gathered_lists_is_what_a_run_sends(gather):
     """To the byte: by doubling, a row of the gather travels with the number of its rank."""

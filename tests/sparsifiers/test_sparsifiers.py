@@ -27,7 +27,7 @@ DENSITY = 0.02
 EACH = {name: make(DENSITY) for name, make in SPARSIFIERS.items()}
 SELECTING = {name: kind for name, kind in EACH.items() if isinstance(kind, base.Selector)}
 # By an exact and by a sampled threshold, by chance, by hashing.
-DIFFERENT = ("TopK", "RandomK", "DGC", "Dragonn")
+DIFFERENT = ("RandomK", "DGC")
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,9 @@ def test_places_are_in_range_and_none_comes_twice(name):
                 assert np.isnan(case[used]).any()
 
 
-@pytest.mark.parametrize("name", ["DGC", "GaussianK", "MSTopK", "ReuseThreshold"])
+@pytest.mark.parametrize(
+    "name", ["MSTopK", *helpers.slow("DGC", "GaussianK", "ReuseThreshold")]
+)
 def test_approximate_ones_find_about_the_largest(name):
     x = long_tails()
     wanted = int(np.ceil(DENSITY * SIZE))
@@ -88,7 +90,7 @@ def test_approximate_ones_find_about_the_largest(name):
     assert np.abs(x[used]).min() > 0.8 * least
 
 
-@pytest.mark.parametrize("share", [0.5, 3.0])
+@pytest.mark.parametrize("share", [0.5, *helpers.slow(3.0)])
 def test_all_from_a_fixed_magnitude_on_go_and_of_too_many_the_largest(share):
     """With half as many elements as fit above it, and with three times as many."""
     x = long_tails()
@@ -106,7 +108,7 @@ def test_a_threshold_is_reused_for_32_steps_by_default():
     assert sparsifiers.ReuseThreshold(DENSITY).every == 32
 
 
-@pytest.mark.parametrize("tables", [1, 2])
+@pytest.mark.parametrize("tables", [1, *helpers.slow(2)])
 @pytest.mark.parametrize("slots", [2.0, *helpers.slow(1.0)])
 def test_dragonn_keeps_the_share_that_the_paper_expects(slots, tables):
     """(m / l) (1 - exp(-l / m)) of l in m slots; two tables, who has a slot in either.
@@ -134,6 +136,7 @@ def test_dragonn_keeps_the_share_that_the_paper_expects(slots, tables):
     assert abs(np.mean(kept) - want) < 4 / np.sqrt(4 * survivors * seeds)
 
 
+@pytest.mark.slow
 def test_dragonn_keeps_what_lemma_a5_says():
     """The one that is i-th to write stays if none of the later ones has its slot.
 
@@ -167,7 +170,7 @@ def test_no_element_of_a_constant_gradient_is_starved():
     assert went[0] > 0
 
 
-@pytest.mark.parametrize("tx", ["dgc", "dragonn", *helpers.slow("threshold")])
+@pytest.mark.parametrize("tx", ["dgc", *helpers.slow("dragonn", "threshold")])
 def test_with_a_memory_no_element_waits_for_ever(tx):
     """Of a constant gradient everything goes, though there is room for a tenth a step."""
     size, steps = 3001, 40
@@ -279,6 +282,7 @@ def test_rounding_leaves_few_values_and_sends_all_of_them(kind, values):
     assert sent[0] == 2 * (n - 1) / n * 4 * size
 
 
+@pytest.mark.slow
 def test_a_threshold_is_found_again_when_it_is_due():
     """Gradients grow tenfold in between: the old one lets through all there is room for."""
     own = sparsifiers.ReuseThreshold(DENSITY, every=4)

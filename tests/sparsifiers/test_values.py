@@ -78,6 +78,7 @@ def test_what_is_not_there_has_no_part_in_a_table():
 
 # One in slots, one beside them with a table, and one without: the others differ in a table
 # of numbers, which `tests/chunked/test_codes.py` holds to NumPy.
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["2bit", *helpers.slow("int8", "bfloat16")])
 def test_conserved_in_the_bits_that_are_explained(values):
     done = run(values)

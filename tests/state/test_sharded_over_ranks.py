@@ -189,7 +189,7 @@ def test_parameters_that_were_made_local_are_not_those_for_update():
 
 
 @pytest.mark.parametrize("name", ["zen_sync", "dense_sync"])
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
 def test_shards_over_another_axis_have_the_gradient_of_all_ranks(check_vma, name):
     mesh = helpers.grid(data=2, fsdp=2)
     specs = {"table": P("fsdp"), "w": P()}

@@ -44,7 +44,7 @@ def whole(of, rank):
     return {"array": array, "entries": entries.reshape(SHAPE), "rows": rows}
 
 
-@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("reduce", ["mean", *helpers.slow("sum")])
 @pytest.mark.parametrize("make", [sparsejax.zen_sync, sparsejax.dense_sync])
 def test_each_kind_of_gradient_comes_out_as_the_weighted_mean(make, reduce):
     of, tx = given(), make(rules=RULES, reduce=reduce)

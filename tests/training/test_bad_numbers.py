@@ -87,6 +87,7 @@ def test_a_step_that_raises_says_where_and_hands_its_state_on():
     assert int(state.step) == 3
 
 
+@pytest.mark.slow
 def test_passing_on_is_what_is_done_without_a_wrapper():
     of = trainer(CHAIN)
     assert of.init({"w": np.ones(4, np.float32)}).opt_state.__class__ is tuple
@@ -124,6 +125,7 @@ def test_rows_of_tables_are_looked_at_too():
         assert np.isfinite(np.asarray(jax.tree.leaves(after.params)[0])).all()
 
 
+@pytest.mark.slow
 def test_what_holds_gradients_back_is_refused():
     mesh = helpers.mesh_of(N)
     chain = optax.chain(sparsejax.dense_sync(), optax.sgd(0.1))

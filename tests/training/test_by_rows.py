@@ -89,6 +89,7 @@ def test_a_run_by_rows_is_the_dense_run():
     np.testing.assert_allclose(share, both, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_capacity_is_the_dense_run():
     """The rank that has data reads 8 ids, some steps of more than 4 distinct users."""
     distinct = [len({*batch_of(step, 2)["users"][:8].tolist()}) for step in range(3)]

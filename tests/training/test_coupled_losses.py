@@ -64,11 +64,13 @@ def trained(loss_fn, steps=3):
     return found, losses
 
 
+@pytest.mark.slow
 def test_gathered_inside_the_loss_it_is_that_of_the_whole_batch():
     found, want = trained(of_the_docs())
     np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_by_share_it_is_another_loss():
     """With fewer negatives: by about the logarithm of the ranks."""
     found, want = trained(in_batch, steps=1)

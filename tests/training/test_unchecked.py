@@ -136,6 +136,7 @@ SYNCS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sync"),
     [
@@ -155,7 +156,9 @@ def test_what_the_check_refuses_trains_without_it(name, sync):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-3, 1e-4), got, p)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    "name", helpers.mostly_slow(LOSSES, "a scan with a carry of zeros")
+)
 def test_the_check_refuses_them(name):
     """In JAX's words, which *Sharp bits* quotes; else there would be no need for it."""
     trainer = sparsejax.data_parallel(LOSSES[name], SYNCS["zen"](), helpers.mesh_of(RANKS))
@@ -166,6 +169,7 @@ def test_the_check_refuses_them(name):
         jax.eval_shape(trainer.compiled(state), state, batches()[0])
 
 
+@pytest.mark.slow
 def test_a_local_carry_needs_no_switch_and_runs_on_one_device():
     losses, _ = trained(by_local_scan, SYNCS["zen"]())
     np.testing.assert_allclose(losses, dense(by_scan)[0], rtol=1e-4)

@@ -89,11 +89,11 @@ WAYS = {"typed": summed, "stacked": stacked}
 @pytest.mark.parametrize(
     ("name", "where", "way"),
     [
-        ("zen", "replica", "typed"),
-        ("zen", "fsdp", "typed"),
-        ("balanced", "two", "typed"),
         ("zen", "two", "stacked"),
         *helpers.slow(
+            ("zen", "replica", "typed"),
+            ("zen", "fsdp", "typed"),
+            ("balanced", "two", "typed"),
             *[(name, "fsdp", "typed") for name in ANYWHERE],
             ("all_reduce", "whole", "typed"),
             ("balanced_algorithm_1", "fsdp", "stacked"),
@@ -142,6 +142,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where"),
     [
@@ -258,6 +259,7 @@ def batches(mesh, count):
         yield tuple(helpers.placed(x, mesh, P(BOTH)) for x in (ids, labels))
 
 
+@pytest.mark.slow
 def test_a_model_on_replicas_of_shards_trains_as_by_a_dense_sum():
     mesh = helpers.grid(replica=4, fsdp=2)
     with jax.set_mesh(mesh):

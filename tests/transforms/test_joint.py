@@ -102,10 +102,12 @@ def traced(tx, params, grads, **options):
     ("scheme", "shared"),
     [
         (schemes.Zen(), False),
-        (schemes.Zen("bytes"), False),
-        (schemes.AGSparse(), False),
-        (schemes.HierarchicalCentralization(), False),
-        (schemes.Zen(), True),
+        *helpers.slow(
+            (schemes.HierarchicalCentralization(), False),
+            (schemes.Zen("bytes"), False),
+            (schemes.AGSparse(), False),
+            (schemes.Zen(), True),
+        ),
     ],
 )
 def test_a_table_and_kernels_are_one_exchange(scheme, shared):
@@ -115,6 +117,7 @@ def test_a_table_and_kernels_are_one_exchange(scheme, shared):
     assert found
 
 
+@pytest.mark.slow
 def test_a_sparsifier_in_front_makes_a_table_and_kernels_one_exchange():
     dgc = sparsejax.dgc(0.05, min_size=1)
     tx = optax.chain(dgc, sync(schemes.Zen()))
@@ -139,7 +142,7 @@ class Plain(base.Scheme):
     ("scheme", "shared", "check_vma"),
     [
         (Plain(), False, True),
-        (Plain(), True, True),
+        *helpers.slow((Plain(), True, True)),
         *slow((schemes.Zen("bytes"), False, True), (schemes.AGSparse(), False, False)),
     ],
 )

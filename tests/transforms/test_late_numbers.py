@@ -21,6 +21,8 @@ PLACE = 1203
 BY_SLOTS = {name for name in tables.SPARSIFIERS if name.startswith("Dragonn")}
 BY_TURNS = {"RandomK", "Striding"}
 AT_ONCE = tables.SPARSIFIERS.keys() - BY_SLOTS - BY_TURNS
+# Of magnitudes, and rounded.
+ALWAYS = ["TopK", "Sign"]
 
 
 def outcome(make, density, place, value, **options):
@@ -43,7 +45,7 @@ def norms(states):
     return np.array([[read(rank, step) for step in range(STEPS)] for rank in range(N)])
 
 
-@pytest.mark.parametrize("name", sorted(AT_ONCE | BY_SLOTS))
+@pytest.mark.parametrize("name", helpers.mostly_slow(sorted(AT_ONCE | BY_SLOTS), *ALWAYS))
 def test_where_there_is_room_it_shows_in_its_step(name):
     updates, states, _ = outcome(tables.SPARSIFIERS[name], 0.05, PLACE, np.nan)
     shown = np.flatnonzero(np.isnan(updates[:, PLACE]))
@@ -57,6 +59,7 @@ def test_where_there_is_room_it_shows_in_its_step(name):
     assert (finite == ~waits).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, *helpers.slow(np.inf)])
 def test_random_k_is_late_until_the_turn_of_its_place(value):
     """Its places are drawn before anything is known of the numbers, alike on all ranks."""
@@ -79,6 +82,7 @@ def test_random_k_is_late_until_the_turn_of_its_place(value):
     assert not np.isfinite(np.asarray(held).reshape(N, SIZE)[RANK, places[0]])
 
 
+@pytest.mark.slow
 def test_without_a_memory_it_is_lost_with_what_is_not_chosen():
     make, options = sparsifiers.RandomK, {"memory": None}
     _, _, clean = outcome(make, 0.2, PLACE, np.nan, **options)

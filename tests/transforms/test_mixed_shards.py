@@ -13,6 +13,7 @@ from sparsejax import errors
 from tests import helpers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spardl", *helpers.slow("ok_topk")])
 def test_what_a_scheme_chooses_of_a_replicated_leaf_is_the_same_on_all_shards(name):
     """It shares no bucket with one that is sharded, of which devices have other parts."""
@@ -57,6 +58,7 @@ def test_one_threshold_of_leaves_that_are_not_sharded_alike_is_refused():
             init(params)
 
 
+@pytest.mark.slow
 def test_without_types_a_scheme_chooses_from_each_leaf_alone():
     """In a `shard_map` of one's own without checking nothing tells what is sharded."""
     mesh = helpers.grid(replica=4, fsdp=2)

@@ -105,6 +105,7 @@ def test_on_gpus_numbers_go_by_their_scheme():
     assert max(helpers.scatters(found[0])) >= SIZE
 
 
+@pytest.mark.slow
 def test_the_dense_sum_is_exact_and_counted_as_one():
     x = helpers.gradients(4, SIZE, 0.01, seed=3)
     tx = sparsejax.sync(ZEN, "data")
@@ -168,7 +169,7 @@ def test_all_reduce_sums_numbers_densely():
 # --- Rows.
 
 
-@pytest.mark.parametrize("sizes", [{"data": 4}, {"slices": 2, "data": 2}])
+@pytest.mark.parametrize("sizes", [{"data": 4}, *helpers.slow({"slices": 2, "data": 2})])
 def test_rows_go_by_their_scheme_without_a_scatter_over_all_units(sizes):
     tx = sparsejax.sync(ZEN, (*sizes,) if len(sizes) > 1 else "data")
     by = lambda platform: program(tx, like(*SHAPE), platform, "embedding", **sizes)
@@ -183,6 +184,7 @@ def test_rows_go_by_their_scheme_without_a_scatter_over_all_units(sizes):
     assert max(helpers.scatters(gpu[0])) >= part
 
 
+@pytest.mark.slow
 def test_what_is_searched_is_exact_at_any_density():
     """The program for TPUs, run on CPUs: by entries, with whole sums back, densely."""
     run = lambda x: helpers.call(ZEN, x).total

@@ -157,6 +157,7 @@ def same(found, name):
 OF_ONES_OWN = [x for x in WORKS if x not in (*BY_THE_TRAINER, "adam")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", *helpers.slow(*OF_ONES_OWN)])
 def test_it_trains_as_the_dense_script_does(name):
     """In a `shard_map` of one's own, checking on, the state made by `init`."""
@@ -181,6 +182,7 @@ def test_it_trains_as_the_dense_script_does(name):
     same((losses, p), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*BY_THE_TRAINER, *helpers.slow("frozen in front")])
 def test_the_trainer_makes_the_same_step(name):
     trainer = sparsejax.data_parallel(loss, WORKS[name](sync()), helpers.mesh_of(RANKS))

@@ -105,6 +105,7 @@ def test_the_mean_of_a_model_with_tables(check_vma):
     assert numbers["sync/total_wire_bytes"] == numbers["sync/wire_bytes"]
 
 
+@pytest.mark.slow
 def test_tables_of_one_width_are_one_exchange():
     """Three tables take the collectives of one, and a fourth of another width its own."""
 
@@ -130,6 +131,7 @@ def test_tables_of_one_width_are_one_exchange():
     assert collectives((9_000, 4), (7_000, 8)) == 2 * one
 
 
+@pytest.mark.slow
 def test_rows_stay_rows_however_many():
     """With lists as long as the table: room for no more than its rows, rounded up."""
     height, n = 3_000, 3
@@ -201,6 +203,7 @@ def on_two_levels(check_vma=True, **options):
     return ids, numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
 def test_two_levels(check_vma):
     """Two hosts swap the lists of each part: a slot and four numbers a row."""

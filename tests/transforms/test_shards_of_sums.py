@@ -67,9 +67,9 @@ def zen(rule, **options):
     ("where", "name", "density"),
     [
         ("rows", "w", 0.01),
-        ("both", "embedding", 0.05),
-        ("minor", "w", 0.01),
         *helpers.slow(
+            ("both", "embedding", 0.05),
+            ("minor", "w", 0.01),
             *(("columns", "w", 0.03), ("three", "w", 0.03)),
             *(("rows", "w", 0.0), ("rows", "embedding", 1.0)),
         ),
@@ -109,6 +109,7 @@ def test_any_scheme_sums_to_pieces(name):
         np.testing.assert_array_equal(value, given[key].sum(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where"),
     [
@@ -134,6 +135,7 @@ def test_what_a_rank_leaves_out_is_of_the_whole_parameter(name, where):
     np.testing.assert_array_equal(found["w"] + held.sum(0), given["w"].sum(0))
 
 
+@pytest.mark.slow
 def test_entries_of_several_leaves_are_one_exchange():
     """What a sparsifier selected of two kernels goes to the ranks of the pieces."""
     mesh = helpers.grid(replica=4)
@@ -165,6 +167,7 @@ def test_entries_of_several_leaves_are_one_exchange():
         assert np.mean(found != wanted) < 0.01
 
 
+@pytest.mark.slow
 def test_a_step_of_warm_up_is_a_reduce_scatter():
     """`warm_up` sends everything: a reduce-scatter."""
     x = drawn(helpers.grid(**ONE), 0.05)
@@ -175,6 +178,7 @@ def test_a_step_of_warm_up_is_a_reduce_scatter():
     assert metrics["sync/w/wire_bytes"] == metrics["sync/w/dense_bytes"]
 
 
+@pytest.mark.slow
 def test_adam_keeps_its_state_for_the_shard_alone():
     """By the program's memory: parameters and moments are an n-th on each device."""
     mesh = helpers.grid(replica=4)

@@ -53,6 +53,7 @@ def trained(rules=None, axis=None):
     return state, float(sent["sync/wire_bytes"]), float(sent["sync/dense_bytes"])
 
 
+@pytest.mark.slow
 def test_their_rows_are_sent_by_default():
     """As with the rule "sparse": in a tenth of the bytes, to the same parameters."""
     assert HEIGHT * WIDTH < SPARSE_FROM

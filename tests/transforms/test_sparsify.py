@@ -109,6 +109,7 @@ def test_without_a_memory_what_does_not_go_is_lost_and_there_is_no_state():
         sparsejax.residuals(optax.sgd(0.1).init({"w": jnp.zeros(SIZE)}))
 
 
+@pytest.mark.slow
 def test_clipping_is_by_rank_and_scaled_by_the_number_of_ranks():
     """Gradients of norm 1000 from each of 3 ranks, clipped at 6: 6 / sqrt(3) of each."""
     tx = optax.chain(sparsejax.top_k(1.0, clip_norm=6.0, **SMALL), sync())
@@ -156,6 +157,7 @@ def test_leaves_of_fewer_than_65_536_elements_go_whole_by_default(make):
     assert whole.shape == (N, 65_535)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sparsifier", [sparsifiers.TopK, *helpers.slow(sparsifiers.ReuseThreshold)]
 )
@@ -184,6 +186,7 @@ def test_a_leaf_of_an_embedding_may_be_sparsified():
     conserved(grads, *run(tx, grads))
 
 
+@pytest.mark.slow
 def test_leaves_whose_paths_are_written_alike_have_states_of_their_own():
     """Thresholds a hundred times apart, of leaves of different lengths."""
     size = {"a/b": (SIZE,), "a": {"b": (4 * SIZE,)}}
@@ -388,6 +391,7 @@ def test_numbers_that_are_not_finite_stop_the_update_on_all_ranks_if_asked():
     conserved(good, {"w": updates[:, [0, 2]]}, {"w": held})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [sparsifiers.TopK, *helpers.slow(sparsifiers.Dragonn)])
 def test_otherwise_what_is_not_finite_is_sent_and_not_kept(kind):
     grads = {"w": random(2)}
@@ -401,6 +405,7 @@ def test_otherwise_what_is_not_finite_is_sent_and_not_kept(kind):
     assert np.isfinite(updates["w"][0, 1]).all()
 
 
+@pytest.mark.slow
 def test_a_number_too_large_for_its_dtype_goes_in_parts():
     """What waits grows beyond what 16 bits hold: as much as they hold goes at a time."""
     grads = {"w": np.full((1, 3, SIZE), 60000, np.float16)}
@@ -464,6 +469,7 @@ def test_what_is_not_compressed_does_not_make_the_others_dense():
     assert both <= 1.05 * (whole + few)
 
 
+@pytest.mark.slow
 def test_ids_of_a_batch_do_not_drop_what_waited_from_others():
     """Rows 0 to 4 have a gradient first, and still wait when rows 5 to 9 are named."""
     rows, width = 10, 8

@@ -140,6 +140,7 @@ def test_zen_sync_trains_as_the_mean_gradient_does(check_vma):
     )
 
 
+@pytest.mark.slow
 def test_dense_sync_trains_as_the_mean_gradient_does():
     params, state = train(optax.chain(sparsejax.dense_sync(), optimizer()))[-1]
     assert_same(params, reference())
@@ -202,6 +203,7 @@ def test_warm_up_is_dense_and_then_it_is_not(make):
     assert sent[2] < 0.1 * dense
 
 
+@pytest.mark.slow
 def test_a_narrow_wire_halves_the_bytes_and_keeps_the_dtype():
     x = np.zeros((RANKS, ROWS, WIDTH), np.float32)
     x[:, ::4] = np.random.default_rng(0).standard_normal((RANKS, ROWS // 4, WIDTH))
@@ -224,6 +226,7 @@ def test_a_narrow_wire_halves_the_bytes_and_keeps_the_dtype():
     assert 0.45 < narrow_bytes / full_bytes < 0.6
 
 
+@pytest.mark.slow
 def test_rules_decide_scheme_and_unit():
     rules = {"kernel": "sparse", "embed": "sparse", "embedding": "element"}
     _, state = train(gathering(rules=rules), 1)[0]
@@ -251,6 +254,7 @@ def test_a_leaf_that_a_rule_calls_dense_is_not_looked_at():
     assert program(sparsejax.zen_sync()) != dense
 
 
+@pytest.mark.slow
 def test_masked_and_partition_and_inject_hyperparams():
     labels = {"embedding": "sparse", "kernel": "dense", "bias": "dense"}
     tx = optax.chain(
@@ -279,6 +283,7 @@ def test_inject_hyperparams_around_zen_sync():
     assert_same(params, reference())
 
 
+@pytest.mark.slow
 @any_scheme
 def test_scan_over_steps(make):
     tx = optax.chain(make(), optimizer())
@@ -303,6 +308,7 @@ def test_scan_over_steps(make):
     assert_same(params, reference())
 
 
+@pytest.mark.slow
 @any_scheme
 def test_under_vmap_with_an_axis_name(make):
     tx = make("ranks")
@@ -318,6 +324,7 @@ def test_under_vmap_with_an_axis_name(make):
     assert got[0].tobytes() == got[1].tobytes() == got[2].tobytes()
 
 
+@pytest.mark.slow
 def test_flax_nnx_optimizer():
     class Model(nnx.Module):
         def __init__(self, rngs):
@@ -393,6 +400,7 @@ def test_init_on_abstract_values():
     assert isinstance(sparsejax.state_specs(state).step, P)
 
 
+@pytest.mark.slow
 @any_scheme
 def test_leaves_of_a_second_mesh_axis_stay_apart(make):
     """Data parallel over one axis, tensor parallel over the other, both manual."""

@@ -55,6 +55,7 @@ def draw(steps, seed=0):
     return np.random.default_rng(seed).standard_normal((steps, N, SIZE)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_an_optimizer_inside_accumulate_sleeps():
     chain = optax.chain(
         sparsejax.dgc(0.05, min_size=1),
@@ -92,6 +93,7 @@ SYSTEMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gtopk", *helpers.slow("ok_topk", "spardl", "dgc")])
 def test_leaves_that_are_sent_whole_have_the_same_momentum(name):
     """Rows that only an earlier batch has touched, too, whatever `ids` of this one say."""

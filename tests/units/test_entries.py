@@ -40,7 +40,7 @@ def tensors_of(x, capacity, rng, twice=False):
     return indices, values
 
 
-@pytest.mark.parametrize("shape", [(), (3,)])
+@pytest.mark.parametrize("shape", [(3,), *helpers.slow(((),))])
 def test_entries_are_the_array_in_the_order_of_its_units(shape):
     rng = np.random.default_rng(0)
     x = helpers.gradients(2, SIZE, 0.1, shape=shape)
@@ -77,6 +77,7 @@ REST = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "n", "density"), [*IN_SHORT, *helpers.slow(*REST)])
 def test_a_scheme_adds_up_entries_as_it_does_arrays(name, n, density):
     """The same bytes come out and the same bytes are sent, also where it goes densely."""
@@ -101,6 +102,7 @@ def test_a_scheme_adds_up_entries_as_it_does_arrays(name, n, density):
     assert (sent[:, 0] == sent[:, 1]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "every"), [("ag_sparse", 2), *helpers.slow(("zen", 2))])
 def test_sparse_and_dense_leaves_go_together(name, every):
     """Beside dense leaves, in rows, in 16 bits, accumulated: the gradient is the same."""
@@ -157,6 +159,7 @@ def test_shared_indices_do_not_travel():
     assert sent == 2 * (n - 1) / n * 4 * capacity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "shape"),
     [

@@ -39,7 +39,7 @@ def compiled(size):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", helpers.mostly_slow(SIZES, 100))
 def test_the_kth_largest_is_exact(size):
     for name, x in arrays(size):
         x = x.astype(np.float32)

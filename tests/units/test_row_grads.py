@@ -73,7 +73,7 @@ def test_small_numbers_add_up_in_float32(shape):
     np.testing.assert_array_equal(np.asarray(merged.rows[0], np.float32), 1 + 1 / 32)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [SHAPES[0], *helpers.slow((SHAPES[1],))])
 def test_ids_out_of_range_are_left_out(shape):
     ids = jnp.array([-1, 2, shape[0] + 1, shape[0], 2] * 8, jnp.int32)
     grads = RowGrads(ids, jnp.ones((40, *shape[1:])), shape)

@@ -30,6 +30,7 @@ def traced_for_gpus():
     test_messages.exchange_of.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words", "capacity"),
     [("coo8", 33, 40), ("coo16", 2 * 2048 + 5, 4000), ("bitmap", 33, 40), ("coo8", 9, 288)],
@@ -48,6 +49,7 @@ SETUPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["every code", "as sizes are", *helpers.slow(*list(SETUPS)[2:])]
 )
@@ -62,7 +64,7 @@ def test_everything_is_delivered_and_counted_at_any_density(name):
     assert {0, 1} < rounds
 
 
-@pytest.mark.parametrize("name", ["every code", "as sizes are"])
+@pytest.mark.parametrize("name", ["as sizes are", *helpers.slow("every code")])
 def test_the_last_of_several_messages_may_be_of_each_of_the_longest_sizes(name):
     setup = SETUPS[name]._replace(shape=())
     steps = setup.ladder
@@ -73,7 +75,7 @@ def test_the_last_of_several_messages_may_be_of_each_of_the_longest_sizes(name):
         test_messages.check(setup, x)
 
 
-@pytest.mark.parametrize("name", ["zen", "ag_sparse"])
+@pytest.mark.parametrize("name", ["ag_sparse", *helpers.slow("zen")])
 def test_schemes_are_exact_and_replicas_equal(name):
     """All of them: `tests.laws.test_unique_indices`, which takes the same programs."""
     scheme = SCHEMES[name]
@@ -90,6 +92,7 @@ def test_schemes_are_exact_and_replicas_equal(name):
         np.testing.assert_array_equal(totals[0], helpers.total(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zen", *helpers.slow("balanced_algorithm_1")])
 def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monkeypatch):
     """As where kernels do it, but by reference: sums, swaps, and slots with their names."""
@@ -127,7 +130,9 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
         assert found == wanted
 
 
-@pytest.mark.parametrize("shape", [(SIZE,), (3340, 3), (3340,), (97,)])
+@pytest.mark.parametrize(
+    "shape", [(97,), *helpers.slow(((3340,),), ((SIZE,),), ((3340, 3),))]
+)
 def test_sums_that_come_back_whole_come_in_runs(shape):
     """3,340 units: runs of three words of slots, the last with one of those before."""
     dense = schemes.BalancedParallelism(pull="dense")
@@ -159,7 +164,7 @@ def test_running_sums_are_those_of_numpy(size):
 
 
 @pytest.mark.parametrize(("first", "length"), [(0, 64), (0, 2000), (7, 5), (300, 40)])
-@pytest.mark.parametrize("words", [1, 31, 500])
+@pytest.mark.parametrize("words", [31, *helpers.slow(1, 500)])
 @pytest.mark.parametrize("few", [slots._FEW_UNITS, 0])
 def test_slots_of_a_run_of_ranks_are_those_of_numpy(words, first, length, few, monkeypatch):
     monkeypatch.setattr(slots, "_FEW_UNITS", few)

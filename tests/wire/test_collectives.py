@@ -17,7 +17,7 @@ from tests.helpers import AXIS, WIRE, Collective
 
 RANKS = [1, 2, 3, 5, 7, 8]
 COLUMNS = 6
-every = pytest.mark.parametrize("n", RANKS)
+every = pytest.mark.parametrize("n", [1, 5, *helpers.slow(2, 3, 7, 8)])
 
 
 def shift(n):
@@ -159,7 +159,7 @@ def test_permute_sends_along_its_pairs_and_leaves_zeros_elsewhere(n):
     np.testing.assert_array_equal(swapped, expected[:, :1])
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("platform", ["cpu", *helpers.slow("cuda")])
 @pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_bytes_returned_are_those_of_the_program(name, check_vma, platform):

@@ -109,8 +109,10 @@ def workload(overlap, n):
     ("name", "n"),
     [
         *((name, 2) for name in BUILT if name not in LIKE_OTHERS),
-        *helpers.slow(*((name, 2) for name in LIKE_OTHERS)),
-        *helpers.slow(*((name, n) for name in BUILT for n in (8,))),
+        *helpers.slow(
+            *((name, 2) for name in LIKE_OTHERS),
+            *((name, n) for name in BUILT for n in (8,)),
+        ),
     ],
 )
 def test_a_run_needs_the_bytes_of_its_formula(name, n, overlap):
@@ -140,6 +142,7 @@ def test_a_broadcast_by_all_servers_at_once_sends_less_than_its_formula(n):
     assert payload <= formula * 1.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", RANKS)
 def test_omni_reduce_sends_the_blocks_of_its_formula(n):
     block, scheme = 64, schemes.OmniReduce(block=64)

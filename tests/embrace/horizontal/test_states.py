@@ -44,6 +44,7 @@ def close(one, other, rtol=2e-6):
     jax.tree.map(compare, one, other)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_where_it_was_saved():
     state = late(2)
     saved = jax.tree.map(np.asarray, state)
@@ -84,6 +85,7 @@ def test_a_state_of_other_ranks_says_how_it_is_resized():
         trainer(2).step(saved, batch_of(0, 2))
 
 
+@pytest.mark.slow
 def test_tables_that_ranks_share_out_and_leaves_named_are_updated_at_once():
     """A ColumnTable by itself, `head` by name; the rest is carried."""
     n = 2

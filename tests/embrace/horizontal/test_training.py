@@ -50,8 +50,12 @@ def trained(n, optimizer, order, sync="dense", steps=STEPS):
     ("n", "optimizer", "sync"),
     [
         (2, "adam", "dense"),
-        *helpers.slow((2, "sgd", "dense"), (2, "adagrad", "dense")),
-        *helpers.slow((4, "adam", "zen"), (8, "adam", "dense")),
+        *helpers.slow(
+            (2, "sgd", "dense"),
+            (2, "adagrad", "dense"),
+            (4, "adam", "zen"),
+            (8, "adam", "dense"),
+        ),
     ],
 )
 def test_it_is_training_without_it(n, optimizer, sync):
@@ -77,6 +81,7 @@ def test_it_is_training_without_it(n, optimizer, sync):
             assert len({x.tobytes() for x in copies}) == 1
 
 
+@pytest.mark.slow
 def test_a_step_behind_a_flush_goes_on_as_if_there_were_none():
     """Twice flushed is once flushed, and the next step applies nothing again."""
     one = trainer(2, "adam", ORDER)
@@ -114,6 +119,7 @@ def test_an_order_that_was_found_is_the_order_given():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:sparsejax.lookup of a table")
 def test_a_flush_catches_up_rows_of_tables_that_are_not_carried():
     """Those of `at_once` that `lazy` updates, where `embrace_sync` holds nothing back."""

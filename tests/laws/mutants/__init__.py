@@ -46,6 +46,8 @@ def _read() -> dict[str, Mutant]:
 
 
 MUTANTS = _read()
+_QUICK, _SLOW = (("-m", mark, "-n", "2") for mark in ("not slow", "slow"))
+_NONE = 5  # pytest's exit status where it runs no test
 
 
 def run(mutant: Mutant, *how: str) -> tuple[bool, str]:
@@ -53,12 +55,17 @@ def run(mutant: Mutant, *how: str) -> tuple[bool, str]:
 
     Args:
         mutant: The edit and its tests.
-        *how: Options of pytest; those that are not slow on two processes if none are given.
+        *how: Options of pytest. If none are given, tests that are not slow run first, on
+            two processes, and the slow ones where none of these notices.
     """
     file, source = edits.apply(mutant.edit)
     with _copy_of_the_tree() as tree:
         (tree / file.relative_to(edits.ROOT)).write_text(source)
-        return first_failure(tree, mutant.tests, *how)
+        for options in [how] if how else [_QUICK, _SLOW]:
+            caught, test = first_failure(tree, mutant.tests, *options)
+            if caught:
+                return True, test
+    return False, ""
 
 
 def control(mutants: Iterable[Mutant]) -> tuple[bool, str]:
@@ -86,14 +93,14 @@ def _copy_of_the_tree() -> Iterator[Path]:
 def first_failure(tree: Path, tests: Iterable[str], *how: str) -> tuple[bool, str]:
     """Whether a test of a copy of the tree fails, and the first that does."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    command += [*(how or ("-m", "not slow", "-n", "2")), *tests]
+    command += [*(how or _QUICK), *tests]
     environment = os.environ | {"PYTHONPATH": str(tree)}
     done = subprocess.run(
         command, cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     # A worker that stops at its first failure counts as an interrupt. Where nothing failed
-    # and not all passed, nothing was collected, or pytest broke.
-    if done.returncode and not failed:
+    # and not all passed, pytest broke, or none of the tests is of these.
+    if done.returncode not in (0, _NONE) and not failed:
         raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
     return failed is not None, failed[1] if failed else ""

@@ -3,7 +3,7 @@
     python -m tests.laws.mutants [--all | NAME ...]
     python -m tests.laws.mutants --of tests/wire/test_at_once.py
 
-Copies the tree, makes one edit, runs the tests listed with it that are not slow, and goes
+Copies the tree, makes one edit, runs the tests listed with it, the slow ones last, and goes
 on with the next: a law that nothing can break is no law. Each mutant ends "caught", with
 the first test that failed, or "MISSED"; the exit status is how many were missed. Before
 the first edit the same tests must pass without one. Those at the seams take a quarter of an

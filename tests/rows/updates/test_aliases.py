@@ -43,6 +43,8 @@ KEPT = {
     "signum": [RATE],
     "yogi": [RATE],
 }
+# One of each kind of state: none, one moment or a sum of squares, two.
+ALWAYS = ["adagrad", "adamax", "lion", "sgd"]
 # Of these a table is refused; the optimistic ones are taken with exact=False.
 REFUSED = {
     **dict.fromkeys(("adafactor", "fromage", "lamb", "lars", "novograd", "sm3"), RATE),
@@ -55,7 +57,13 @@ REFUSED = {
 # The old name of `optimistic_adam_v2`, which warns.
 OTHERS = {"optimistic_adam"}
 CASES = [
-    pytest.param(name, options, exact, id=f"{name} {sorted(options)[1:]} {exact}")
+    pytest.param(
+        name,
+        options,
+        exact,
+        id=f"{name} {sorted(options)[1:]} {exact}",
+        marks=[] if name in ALWAYS else [pytest.mark.slow],
+    )
     for name, several in KEPT.items()
     for options in several
     for exact in (True, False)

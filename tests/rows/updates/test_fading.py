@@ -67,8 +67,13 @@ def test_what_does_not_fade_so_is_not_taken_to(name):
 @pytest.mark.parametrize(
     ("name", "at_a_time"),
     [
-        *((name, at_a_time) for name in ALWAYS for at_a_time in (HEIGHT, 7)),
-        *helpers.slow(*((name, HEIGHT) for name in FADING if name not in ALWAYS)),
+        ("adam", 7),
+        *helpers.slow(
+            ("adam", HEIGHT),
+            ("adamw", HEIGHT),
+            ("adamw", 7),
+            *((name, HEIGHT) for name in FADING if name not in ALWAYS),
+        ),
     ],
 )
 def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypatch):
@@ -133,6 +138,7 @@ def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypa
     np.testing.assert_array_equal(got["table"][-1], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [8, 32, 1 << 14])
 def test_sums_that_are_kept_are_those_of_single_steps(kept, monkeypatch):
     """A training run, whose rows wait for up to 23 steps; a momentum lasts for 19.
@@ -190,6 +196,7 @@ def with_rate(rate):
     return optax.GradientTransformation(inner.init, jax.jit(inner.update))
 
 
+@pytest.mark.slow
 def test_tables_of_one_optimizer_share_their_sums():
     """And those of others do not, nor those whose steps are counted apart."""
     params = {name: jnp.zeros((HEIGHT, 3)) for name in "abc"}
@@ -222,6 +229,7 @@ def test_tables_that_move_alike_are_tried_once(monkeypatch):
     assert len(tried) == 4
 
 
+@pytest.mark.slow
 def test_all_rows_are_caught_up_by_one_program():
     """And what has no late rows is no part of it, so nothing of it is copied."""
     tx = lazy(
@@ -236,6 +244,7 @@ def test_all_rows_are_caught_up_by_one_program():
     np.testing.assert_array_equal(settled["a"], params["a"])
 
 
+@pytest.mark.slow
 def test_one_optimizer_serves_two_models():
     """And states may be NumPy's."""
     tx = lazy(optax.sgd(0.1, momentum=0.1))
@@ -271,6 +280,7 @@ def test_eigenvalues_are_those_of_numpy():
     assert "custom_call" not in eigen.lower(matrices).as_text()
 
 
+@pytest.mark.slow
 def test_init_takes_200_leaves_in_seconds():
     """Each leaf is looked at once, and the optimizer is traced as often as for one leaf."""
     traced = []
@@ -308,9 +318,13 @@ INJECTED = {
     "sgd": (optax.sgd, {}),
     "yogi": (optax.yogi, {}),
 }
+# Moments, as Adam has them.
+LONG = ["adamw", "nadam", "rmsprop", "yogi"]
 
 
-@pytest.mark.parametrize("name", INJECTED)
+@pytest.mark.parametrize(
+    "name", [*(x for x in INJECTED if x not in LONG), *helpers.slow(*LONG)]
+)
 def test_hyperparameters_injected_around_it_give_the_state_that_it_has_alone(name):
     """With dense gradients it is the optimizer, and its state has the same structure."""
     factory, options = INJECTED[name]
@@ -331,7 +345,7 @@ def test_hyperparameters_injected_around_it_give_the_state_that_it_has_alone(nam
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["adam", "momentum", "sgd"])
+@pytest.mark.parametrize("name", ["sgd", *helpers.slow("adam", "momentum")])
 def test_rows_that_miss_steps_of_numbers_that_are_traced_are_refused(name):
     """What the rate was at those steps is not known; inside `lazy` it is remembered."""
     factory, options = INJECTED[name]

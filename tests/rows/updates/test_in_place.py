@@ -106,6 +106,7 @@ def test_ranks_read_and_update_alike():
     np.testing.assert_allclose(p["table"], dense_steps(inner)["table"], rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_reader_of_replicated_parameters_reads_local_ones():
     """As in a script: local for the gradient, the reader of what the state is of."""
     tx, params = lazy(optax.adam(0.1)), {**TABLE, "w": jnp.ones((3, 3))}
@@ -154,6 +155,7 @@ def test_a_chain_with_other_leaves_and_whole_reads():
     assert state[1].last["table"].min() == len(BATCHES)
 
 
+@pytest.mark.slow
 def test_a_partition_hands_on_some_of_the_leaves():
     """Of those that it does not, a loss reads what they are; a late row is caught up."""
     inner, kinds = optax.adam(0.1), {"other": "rest", "table": "rows"}

@@ -26,6 +26,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", *helpers.slow(*[*OPTIMIZERS][1:])])
 def test_a_run_in_tiles_is_the_dense_run(name, monkeypatch):
     """Of lists of 6 places, in tiles of 2, of which each step fills some."""
@@ -76,12 +77,13 @@ def stepped(tx, how):
     ("how", "times", "of_sums"),
     [
         ("read", 1, 1),
-        ("not read", 1, 1),
-        ("not handed on", 2, 2),
-        ("of another reader", 2, 2),
-        ("other ids", 2, 1),
-        # With the shorter lists, and with the longer ones.
-        ("within a capacity", 3, 1),
+        *helpers.slow(
+            ("not handed on", 2, 2),
+            ("not read", 1, 1),
+            ("of another reader", 2, 2),
+            ("other ids", 2, 1),
+            ("within a capacity", 3, 1),
+        ),
     ],
 )
 def test_rows_are_caught_up_once_if_they_are_those_that_were_read(
@@ -101,6 +103,7 @@ def test_rows_are_caught_up_once_if_they_are_those_that_were_read(
     assert len(sums) == of_sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [optax.adam(0.1), optax.lion(0.1)], ids=["adam", "lion"])
 def test_an_update_is_the_same_whoever_has_caught_rows_up(inner):
     """The reader of this step, the update itself, or a program in front of it."""
@@ -133,6 +136,7 @@ def test_an_update_is_the_same_whoever_has_caught_rows_up(inner):
             jax.tree.map(close, one, other)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_step_before_are_not_taken_for_those_of_this_one():
     """An update that comes a step later has a reader, and not that of its gradient."""
     tx, ids = lazy(optax.lion(0.1)), jnp.array([[1, 2]])
@@ -155,6 +159,7 @@ def test_gradients_of_a_step_before_are_not_taken_for_those_of_this_one():
     jax.tree.map(np.testing.assert_array_equal, run(True), run(False))
 
 
+@pytest.mark.slow
 def test_a_reader_of_another_optimizer_is_not_used_and_what_is_none_is_refused():
     one, other = lazy(optax.lion(0.1)), lazy(optax.lion(0.2))
     p, state = PARAMS, one.init(PARAMS)
@@ -175,7 +180,7 @@ def test_a_reader_of_another_optimizer_is_not_used_and_what_is_none_is_refused()
         one.update(PARAMS, state, PARAMS, read=3)
 
 
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_late", [True, *helpers.slow(False)])
 def test_a_reader_of_another_step_is_reported_under_checkify(is_late):
     tx = lazy(optax.adam(0.1))
 
@@ -191,7 +196,7 @@ def test_a_reader_of_another_step_is_reported_under_checkify(is_late):
     assert ("read must be a reader of the state" in (error.get() or "")) == is_late
 
 
-@pytest.mark.parametrize("height", [40, 100_000])
+@pytest.mark.parametrize("height", [40, *helpers.slow(100_000)])
 def test_a_merge_has_room_to_spare(height):
     """By flags and by a sort."""
     ids = jnp.array([7, 3, 39, 3, -1, height], jnp.int32)

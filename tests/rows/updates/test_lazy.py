@@ -42,7 +42,7 @@ OPTIMIZERS = {
         {"b": "table", "table": "table", "w": "others"},
     ),
 }
-ALWAYS = ["momentum", "adam"]
+ALWAYS = ["momentum"]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,7 @@ def test_200_steps_are_those_of_the_dense_optimizer(name):
     runs.check_run(OPTIMIZERS[name])
 
 
+@pytest.mark.slow
 def test_the_runs_move_what_they_are_to_show():
     """Without catching up, the same steps end elsewhere; and the late row has moved."""
     tx = OPTIMIZERS["adam"]
@@ -95,7 +96,7 @@ def test_inexact_leaves_other_rows_as_they_are():
     assert isinstance(state2.last["table"], optax.MaskedNode)
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", [True, *helpers.slow(False)])
 def test_a_listed_row_without_a_gradient_takes_its_step(exact):
     """Its momentum goes on, with exact=False too, as a row that is not listed does not."""
     tx = lazy(optax.sgd(1.0, momentum=0.5), exact=exact)
@@ -163,6 +164,7 @@ def test_a_dense_gradient_lists_all_rows():
     np.testing.assert_array_equal(state.last["table"], 4)
 
 
+@pytest.mark.slow
 def test_hyperparameters_set_by_hand_are_those_of_their_steps():
     inner = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
     tx = lazy(inner)
@@ -199,7 +201,7 @@ INJECTED = {
 }
 
 
-@pytest.mark.parametrize("name", INJECTED)
+@pytest.mark.parametrize("name", helpers.mostly_slow(INJECTED, "sgd"))
 def test_a_rate_set_by_hand_at_every_step_loses_only_rows_that_move(name):
     """More changes than are remembered: row 1 misses them all, 3 is read for once then."""
     factory, never_read_moves, once_read_moves = INJECTED[name]
@@ -227,6 +229,7 @@ def test_a_rate_set_by_hand_at_every_step_loses_only_rows_that_move(name):
     np.testing.assert_allclose(got[~lost], want["table"][~lost], rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_rate_set_by_hand_at_every_step_loses_nothing_if_rows_are_settled_every_60():
     inner = optax.inject_hyperparams(optax.adam)(0.1)
     tx = lazy(inner)
@@ -250,6 +253,7 @@ def test_a_rate_set_by_hand_at_every_step_loses_nothing_if_rows_are_settled_ever
     np.testing.assert_allclose(p["table"], want["table"], rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_row_whose_state_needs_forgotten_numbers_is_not_a_number():
     """Its momentum is zero, so it does not move, and its second moment has decayed."""
     tx = lazy(optax.inject_hyperparams(optax.adam)(0.1, b1=0.0))
@@ -266,6 +270,7 @@ def test_a_row_whose_state_needs_forgotten_numbers_is_not_a_number():
     assert np.flatnonzero(lost).tolist() == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_label_may_be_that_of_a_whole_subtree(whole):
     """And then `optax.partition` leaves one node in place of all that it leaves out."""

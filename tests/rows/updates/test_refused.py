@@ -129,6 +129,7 @@ def test_arrays_of_the_state_belong_to_a_table_by_its_height_not_by_their_shape(
     assert not any(table.refused for table in tables.values())
 
 
+@pytest.mark.slow
 def test_a_leaf_that_is_not_kept_by_rows_may_have_a_dense_gradient():
     tx = lazy(optax.contrib.muon(0.1, muon_weight_dimension_numbers=_only_w))
     state = tx.init(PARAMS)

@@ -8,13 +8,14 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.axes import varying_axes
+from tests import helpers
 from tests.helpers import mesh_of, shard_map
 
 
 HEIGHT, LONG = 20_000, 8192
 
 
-@pytest.mark.parametrize("listed", [0, LONG])
+@pytest.mark.parametrize("listed", [0, *helpers.slow(LONG)])
 def test_what_is_the_same_on_all_ranks_stays_so_beside_shards(listed):
     """Whole tables catch up in a loop, long lists are worked on in one: not in the same."""
     tx = sparsejax.lazy(optax.adam(1e-2))

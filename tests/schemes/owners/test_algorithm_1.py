@@ -31,6 +31,7 @@ def units_of(x, kind):
     return Dense(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["numbers", "rows", *helpers.slow("entries")])
 def test_every_unit_is_in_one_place_of_its_owner_or_left_over(kind):
     @jax.jit
@@ -61,6 +62,7 @@ def test_every_unit_is_in_one_place_of_its_owner_or_left_over(kind):
     assert ends == {False, True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "for_gpus"),
     [

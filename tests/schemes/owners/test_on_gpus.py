@@ -1,6 +1,7 @@
 """Push and pull traced as for GPUs, where each of them has a choice of its own."""
 
 import numpy as np
+import pytest
 
 from sparsejax import schemes
 from tests import helpers
@@ -9,6 +10,7 @@ from tests import helpers
 RANKS = 3
 
 
+@pytest.mark.slow
 def test_entries_come_back_as_entries_as_all_sums_or_not_at_all():
     scheme = schemes.BalancedParallelism()
 

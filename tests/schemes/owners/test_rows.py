@@ -100,6 +100,7 @@ def test_a_row_that_is_zero_is_there():
     assert not sums.any()
 
 
+@pytest.mark.slow
 def test_rows_of_16_bits_are_added_up_in_float32():
     """Equal rows in every place but one, whose sum 16 bits would lose."""
     ids, rows = drawn(4, CASES["one row"], dtype="bfloat16")
@@ -115,6 +116,7 @@ def test_a_narrow_wire():
     assert traffic.wire < 0.65 * assert_sums(4, ids, rows).wire
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_owners", [True, False])
 def test_several_tables_are_one_exchange(by_owners):
     """Each gets its own sums, also where one lists more than there is room for."""
@@ -148,6 +150,7 @@ def in_runs(monkeypatch):
     program_of_tables.cache_clear()
 
 
+@pytest.mark.slow
 def test_what_all_ranks_send_is_placed_run_by_run(in_runs):
     """By owners in one run, in two and in three; and some numbers, where they are full."""
     crowded = CASES["uniform"].copy()

@@ -125,11 +125,13 @@ def applied(name, n):
     return g, totals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "n"), [*IN_SHORT, *helpers.slow(*REST)])
 def test_nothing_is_lost_in_300_steps(name, n):
     applied(name, n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "n"),
     [("ok_topk", 4), ("spar_dl", 5), *helpers.slow(("g_topk", 3), ("b_sag_3", 6))],
@@ -195,6 +197,7 @@ def test_one_element_fewer_than_ranks_and_all_of_them_can_be_chosen(name, n, wan
         assert name == "ok_topk" or not lefts[:, -1].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ok_topk", *helpers.slow("spar_dl", "g_topk")])
 def test_zeros_equal_numbers_and_nan_are_kept_to_the_law(name):
     n, scheme = 4, SCHEMES[name]
@@ -258,6 +261,7 @@ def spar_dl_in_numpy(x, k, teams):
     return own[0].reshape(-1)[:size]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "n"),
     [("spar_dl", 5), *helpers.slow(("r_sag_4", 8), ("spar_dl", 4), ("spar_dl", 14))],
@@ -299,6 +303,7 @@ def test_ok_topk_has_the_largest_of_the_sum_of_the_largest(name):
     np.testing.assert_allclose(totals[0, 0], want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_ok_topk_finds_thresholds_anew_that_fit_no_more():
     n, scheme = 4, SCHEMES["ok_topk"]
     g = gradients(n, 300)
@@ -312,6 +317,7 @@ def test_ok_topk_finds_thresholds_anew_that_fit_no_more():
     assert chosen.max() <= math.ceil((1 + scheme.slack) * k)
 
 
+@pytest.mark.slow
 def test_a_region_sends_its_largest_where_not_all_fit():
     of = regions.divide(2_000, 4, 200, 0.25)
     rng = np.random.default_rng(0)
@@ -335,6 +341,7 @@ def test_a_region_sends_its_largest_where_not_all_fit():
         assert not own[end - first :].any()
 
 
+@pytest.mark.slow
 def test_regions_that_are_crowded_are_bounded_anew():
     g = np.zeros((4, 300, SIZE), np.float32)
     g[:] = np.random.default_rng(0).standard_normal((300, SIZE))

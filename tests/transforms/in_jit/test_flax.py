@@ -94,6 +94,7 @@ def test_a_model_of_nnx_with_its_optimizer():
     assert 0 < sent[f"{table}/wire_bytes"] < sent[f"{table}/dense_bytes"]
 
 
+@pytest.mark.slow
 def test_residuals_in_an_optimizer_of_nnx_lie_by_rank_and_shard():
     send = sparsejax.zen_sync("replica", reduce="sum")
     sparsifier = sparsejax.dgc(0.05, axis_name="replica", min_size=100)
@@ -192,6 +193,7 @@ LINEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["with_partitioning", *helpers.slow("with_logical_partitioning")]
 )

@@ -94,6 +94,7 @@ def wanted():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["scan of checkpoints", *helpers.slow("scan", "checkpoints")]
 )
@@ -149,6 +150,7 @@ def test_a_sum_in_the_loop_is_seen():
     assert any(one.size > model.WORDS for one in inside if one.opcode == "all-reduce")
 
 
+@pytest.mark.slow
 def test_layers_are_gathered_in_the_scan_and_exchanged_once(wanted):
     """A cast over the slow axis is outside of the loss, one over the fast axis inside."""
 
@@ -176,6 +178,7 @@ def test_layers_are_gathered_in_the_scan_and_exchanged_once(wanted):
     assert {"all-gather"} < {one.opcode for one in inside}
 
 
+@pytest.mark.slow
 def test_what_is_donated_is_used():
     tx = optax.chain(
         sparsejax.dgc(0.1, axis_name="replica", min_size=100),
@@ -194,6 +197,7 @@ def test_what_is_donated_is_used():
     assert all(x.is_deleted() for x in large)
 
 
+@pytest.mark.slow
 def test_bfloat16_parameters_with_a_float32_copy():
     """Gradients are widened before they are summed, as partial sums."""
     narrow = lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
@@ -246,6 +250,7 @@ def test_gradients_in_bfloat16_are_half_the_bytes():
     assert sparsejax.metrics(state)["sync/dense_bytes"] == 1.5 * 2 * shards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fsdp", [2, 4])
 def test_sizes_are_those_of_shards(fsdp):
     """Two shards have 65,536 numbers each; of four none is as large."""
