@@ -48,13 +48,12 @@ def trained(n, optimizer, sharded, weighted=True):
     return losses, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "optimizer"),
     [
-        (3, "dense"),
-        *helpers.slow(
-            (2, False), (1, "dense"), (8, "dense"), (3, True), (1, False), (8, False)
-        ),
+        *((3, "dense"), (2, False)),
+        *helpers.slow((1, "dense"), (8, "dense"), (3, True), (1, False), (8, False)),
     ],
 )
 def test_it_is_training_with_whole_tables(n, optimizer):

@@ -373,22 +373,17 @@ CASES = OF_SCHEMES | OF_TRANSFORMATIONS | OF_SPARSIFIERS
 FIRST = [
     "all_reduce",
     "balanced",
-    "hierarchical",
     "zen",
     "ag_sparse",
     "sparcml",
-    "sparse_ps",
     "omni_reduce",
     "zen_sync_rows_8",
     "spar_dl",
-    "g_topk",
     "zen_sync_4",
-    "zen_sync_two_axes",
     "dense_sync",
     "ok_topk_sync",
     "dgc_zen_sync",
     "data_parallel",
-    "profile",
 ]
 WITH_METRICS = [
     "zen_sync_4",

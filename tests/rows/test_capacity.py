@@ -91,6 +91,7 @@ def check(n, check_vma=True):
             np.testing.assert_allclose(after, found / (HEIGHT + 60), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, *helpers.slow(1, 2, 4, 8)])
 def test_rows_that_fit_and_rows_that_do_not_are_the_same_step(n):
     check(n)

@@ -59,6 +59,7 @@ def programs(sparsifier):
     return together, alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dgc", *helpers.slow(*OTHERS)])
 def test_each_array_gets_what_it_would_get_alone(name):
     together, alone = programs(SPARSIFIERS[name])

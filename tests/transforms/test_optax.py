@@ -205,6 +205,7 @@ def test_what_does_not_work_says_what_to_write(name):
         traced()
 
 
+@pytest.mark.slow
 def test_a_frozen_leaf_costs_nothing_to_send():
     trainer = sparsejax.data_parallel(
         loss, WORKS["frozen in front"](sync()), helpers.mesh_of(RANKS)

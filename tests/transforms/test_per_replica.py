@@ -101,6 +101,7 @@ SYNCS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "name"),
     [

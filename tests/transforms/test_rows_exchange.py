@@ -67,6 +67,7 @@ def traced(tx, after=lambda updates: updates):
     return jax.eval_shape(on_ranks(update, 2, in_specs=specs), jnp.zeros(2), state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
 def test_the_mean_of_a_model_with_tables(check_vma):
     """Tables come back as rows, what is small or no table as arrays; all is the mean."""

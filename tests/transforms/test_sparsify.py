@@ -127,6 +127,7 @@ def test_clipping_is_by_rank_and_scaled_by_the_number_of_ranks():
 # --- Leaves.
 
 
+@pytest.mark.slow
 def test_small_leaves_and_those_not_to_be_compressed_go_whole():
     grads = {"big": random(), "kept": random(seed=1), "bias": random(shape=(7,), seed=2)}
     compress = lambda path, leaf: path != "kept"

@@ -64,7 +64,8 @@ def test_everything_is_delivered_and_counted_at_any_density(name):
     assert {0, 1} < rounds
 
 
-@pytest.mark.parametrize("name", ["as sizes are", *helpers.slow("every code")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["every code", "as sizes are"])
 def test_the_last_of_several_messages_may_be_of_each_of_the_longest_sizes(name):
     setup = SETUPS[name]._replace(shape=())
     steps = setup.ladder

@@ -104,15 +104,14 @@ def workload(overlap, n):
     return getattr(Workload, overlap)(n, UNITS, 4, density)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", ["same", "disjoint", "independent"])
 @pytest.mark.parametrize(
     ("name", "n"),
     [
         *((name, 2) for name in BUILT if name not in LIKE_OTHERS),
-        *helpers.slow(
-            *((name, 2) for name in LIKE_OTHERS),
-            *((name, n) for name in BUILT for n in (8,)),
-        ),
+        *helpers.slow(*((name, 2) for name in LIKE_OTHERS)),
+        *helpers.slow(*((name, n) for name in BUILT for n in (8,))),
     ],
 )
 def test_a_run_needs_the_bytes_of_its_formula(name, n, overlap):

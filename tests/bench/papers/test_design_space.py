@@ -177,6 +177,7 @@ def _butterfly(own, merge, received):
     return received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 4, 8])
 @pytest.mark.parametrize("point", ds.points(), ids=str)
 def test_every_point_receives_what_messages_carry(point, n):

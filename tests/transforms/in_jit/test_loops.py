@@ -106,6 +106,7 @@ def test_layers_in_a_scan_and_in_checkpoints(name, wanted):
     model.assert_equal(params, wanted["layers"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["through", *helpers.slow("in carry")])
 def test_microbatches_are_added_up_where_they_are_and_exchanged_once(name, wanted):
     tx = chain(model.zen())
