@@ -226,7 +226,8 @@ def _of_whole(init, options, further, lies):
     mesh = options["mesh"]
     manual = frozenset(mesh.axis_names) - further
     if AxisType.Explicit in mesh.axis_types:
-        options = options | {"mesh": AbstractMesh(mesh.axis_sizes, mesh.axis_names)}
+        kinds = dict.fromkeys(mesh.axis_names, AxisType.Auto)
+        options = options | {"mesh": mesh.abstract_mesh.update_axis_types(kinds)}
     mapped = jax.shard_map(init, **options, axis_names=manual)
     if AxisType.Explicit in mesh.axis_types:
         mapped = jax.sharding.auto_axes(mapped, axes=mesh.axis_names, out_sharding=lies)
@@ -267,8 +268,9 @@ def bind(
     """Returns the same transformation, whose `init` does what `sparsejax.init` does.
 
     It is for libraries that call `tx.init` themselves: `TrainState.create` of flax,
-    `nnx.Optimizer`, trainers. Its `update` is that of `tx`, and runs inside `shard_map` on
-    that mesh.
+    `nnx.Optimizer`, trainers. Its `update` is that of `tx`, and runs on that mesh, inside
+    `shard_map`, or under `jit` where parameters are replicated. Under `jit` with sharded
+    parameters pass `sparsejax.init(tx, params)`, without a mesh, for `init` instead.
 
     Args:
         tx: The optimizer, with the synchronization in it.

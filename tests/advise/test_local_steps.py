@@ -75,6 +75,11 @@ def test_nobody_is_told_to_sparsify_gradients_of_a_round(sync):
     assert "sparsejax.rounds.sparse_loco" in advice
 
 
+def test_a_sparsifier_that_does_not_pay_leaves_rounds_as_they_are():
+    advice = told(optax.chain(sparsejax.top_k(0.9), sparsejax.zen_sync())).advice
+    assert "Advice: use sync=sparsejax.dense_sync() without TopK: " in advice
+
+
 def test_what_parameters_decide_is_asked_for():
     """Nothing in a shape says how much of an offset a cast of the parameter shows."""
     tx = sparsejax.rounds.pulse_loco(optax.adamw(1e-6), every=EVERY)

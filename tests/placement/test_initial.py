@@ -152,6 +152,15 @@ def test_a_state_in_place_is_compiled_for_once():
     assert len(compiled) == 1
 
 
+def test_a_state_is_the_same_where_its_mesh_is_set():
+    mesh = jax.make_mesh((2, 2), ("replica", "fsdp"), devices=jax.devices()[:4])
+    tx = optax.chain(sparsejax.zen_sync("replica"), optax.adam(1e-3))
+    params = jax.device_put({"table": PARAMS["table"]}, jax.NamedSharding(mesh, P("fsdp")))
+    without = places(sparsejax.init(tx, params, mesh, "replica"))
+    with jax.set_mesh(mesh):
+        assert places(sparsejax.init(tx, params, mesh, "replica")) == without
+
+
 def test_arguments_in_another_order_are_named():
     mesh = helpers.mesh_of(N)
     with pytest.raises(ArgumentError, match=r"tx must be an optax .* got a Mesh"):

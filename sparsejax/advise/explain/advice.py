@@ -178,9 +178,10 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> 
         )
     if any(row.sparsifier and row.taken for row in rows):
         names = next(row.sparsifier for row in rows if row.sparsifier)
+        sync = "sync=" * all(group.in_rounds for group in groups)
         return (
-            f"Advice: use sparsejax.dense_sync() without {names}: what it lets through "
-            f"takes {current:.3g} ms a step, and everything {dense:.3g}."
+            f"Advice: use {sync}sparsejax.dense_sync() without {names}: what it lets "
+            f"through takes {current:.3g} ms a step, and everything {dense:.3g}."
         )
     zen = _with(groups, rows, times, lambda group: group)
     if zen < _WORTH * dense:
