@@ -42,6 +42,7 @@ def test_it_says_what_was_sent():
     assert "residuals" not in "".join(lines)
 
 
+@pytest.mark.slow
 def test_residuals_and_left_out_steps_are_told():
     tx = sparsejax.skip_nonfinite(
         optax.chain(

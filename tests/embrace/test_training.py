@@ -78,6 +78,7 @@ def test_it_is_training_with_whole_tables(n, optimizer):
     assert moved.max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_rank_holds_its_share_of_tables_and_of_what_optimizers_keep():
     n = 3
     _, state = trained(n, "dense", sharded=True)

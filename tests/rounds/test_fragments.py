@@ -171,6 +171,7 @@ def test_exchanges_beside_the_steps_are_those_of_an_update(beside):
     sparsejax.check_replicas((run.params, run.state))
 
 
+@pytest.mark.slow
 def test_a_step_sends_nothing(beside):
     _, run, given, _, _ = beside
     batch = helpers.placed(given[0], run.mesh, P("data"))

@@ -47,6 +47,7 @@ def test_the_trainer_reads_the_parameters_of_each_rank():
     assert abs(float(own) - float(wanted)) > 1e-4
 
 
+@pytest.mark.slow
 def test_replicas_are_compared_by_their_anchors():
     _, trainer, state = made()
     state, _ = stepped(trainer, state, model.batches(2))

@@ -63,6 +63,7 @@ def state_behind_the_error(of, state, batch, match):
     return after
 
 
+@pytest.mark.slow
 def test_a_step_that_is_skipped_changes_nothing_but_the_number_of_the_step():
     of = trainer(SKIPPING)
     state, _ = of.step(first(of), GOOD)
@@ -77,6 +78,7 @@ def test_a_step_that_is_skipped_changes_nothing_but_the_number_of_the_step():
     assert trained(state) != before
 
 
+@pytest.mark.slow
 def test_a_step_that_raises_says_where_and_hands_its_state_on():
     of = trainer(REPORTING)
     state, _ = of.step(first(of), GOOD)

@@ -66,6 +66,7 @@ def trained(tx, n, steps=2, **options):
     return state, loss
 
 
+@pytest.mark.slow
 def test_a_run_by_rows_is_the_dense_run():
     seen = []
     chain = sparsejax.skip_nonfinite(optax.chain(ZEN, sgd_of_rows(seen)))

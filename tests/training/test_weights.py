@@ -34,6 +34,7 @@ def test_means_are_over_the_examples_that_are_there(there):
     np.testing.assert_allclose(after.variables["average"]["x"], average, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_equal_weights_change_no_bit():
     batch = model.batch_of(3)
     found = []

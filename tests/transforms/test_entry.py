@@ -355,6 +355,7 @@ def test_a_gradient_that_is_summed_over_one_of_two_axes_is_scattered_or_refused(
             np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_a_transformation_of_no_leaf_does_nothing():
     mesh = helpers.grid(replica=4, fsdp=2)
     params = {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, P("fsdp", None))}

@@ -227,6 +227,7 @@ def test_pieces_that_do_not_fit_the_ranks_are_refused_by_name():
     np.testing.assert_array_equal(np.asarray(found), 8 * np.ones((8, 8)))
 
 
+@pytest.mark.slow
 def test_a_piece_that_overflows_leaves_the_step_out_on_all_ranks():
     """The sum of one rank's piece alone is too large for float16."""
     mesh = helpers.grid(replica=4)
@@ -263,6 +264,7 @@ def test_leaves_of_no_number_are_cut(name):
         np.testing.assert_array_equal(out[key], np.full(shape, 8.0))
 
 
+@pytest.mark.slow
 def test_the_only_axis_of_a_mesh_need_not_be_named():
     mesh = helpers.grid(data=8)
     tx = sparsejax.zen_sync(reduce="sum", rules={"w": "sparse"})

@@ -102,6 +102,7 @@ def test_what_saves_few_bytes_joins_the_dense_sum():
     assert tables.worth_listing([some] * 3, zen, RANKS) == [True] * 3
 
 
+@pytest.mark.slow
 def test_explain_forecasts_what_is_sent():
     tx = optax.chain(sparsejax.zen_sync(), sparsejax.lazy(optax.adagrad(0.1)))
     network = sparsejax.Network(25, 20)

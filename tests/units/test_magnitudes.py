@@ -67,6 +67,7 @@ def test_equal_ones_go_in_turns():
     assert went.max() < 1.5 * went.mean()
 
 
+@pytest.mark.slow
 def test_shards_have_one_kth_largest():
     n, size = 4, 40_001
     rng = np.random.default_rng(1)

@@ -146,6 +146,7 @@ def test_imbalance():
     assert measures.pull_imbalance(NOTHING, owners) == 1
 
 
+@pytest.mark.slow
 def test_hashing_balances_what_ranges_do_not():
     sets = np.zeros((8, 8192), bool)
     sets[:, :1024] = drawn(8, 1024, 0.9)

@@ -96,6 +96,7 @@ def test_a_step_behind_a_flush_goes_on_as_if_there_were_none():
     assert same(after.opt_state, states[1].opt_state)
 
 
+@pytest.mark.slow
 def test_evaluation_applies_what_is_carried():
     _, states = trained(2, "adam", ORDER)
     one = trainer(2, "adam", ORDER)

@@ -183,6 +183,7 @@ def test_without_checking_types():
     assert_sums(4, *drawn(4, CASES["of one owner"]), check_vma=False)
 
 
+@pytest.mark.slow
 def test_nothing_is_as_large_as_the_table():
     """Of a table of 2M x 16, 128 MB, a thousand rows are exchanged in some hundred kB."""
     height = 2_000_000
