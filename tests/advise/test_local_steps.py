@@ -54,7 +54,7 @@ def test_a_density_that_is_given_is_that_of_what_was_moved():
     found = told(density={"embedding": 0.02})
     shares = {row.name: row.density for row in found.rows}
     assert shares == {"embedding": 0.02, "kernel": 1.0}
-    assert re.search(r"Advice: use sparsejax.zen_sync\(\)", found.advice)
+    assert re.search(r"Advice: use sync=sparsejax.zen_sync\(\)", found.advice)
 
 
 def test_offsets_are_named_as_what_ranks_have_by_themselves():
@@ -87,14 +87,16 @@ def test_what_parameters_decide_is_asked_for():
     assert "Advice: say first what share of embedding" in asked.advice
     assert "density_before" in str(asked)
     known = sparsejax.explain(tx, SHAPES, ranks=RANKS, network=NETWORK, density=0.01)
-    assert "Advice: keep sparsejax.zen_sync()" in known.advice
+    assert "Advice: keep the exchange of a round, sparsejax.zen_sync()" in known.advice
     assert "density_before" not in str(known)
 
 
 def test_a_preset_that_sends_less_is_kept():
     tx = sparsejax.rounds.sparse_loco(optax.adamw(1e-3), every=EVERY)
     found = sparsejax.explain(tx, SHAPES, ranks=RANKS, network=NETWORK)
-    assert found.advice.startswith("Advice: keep sparsejax.chunked_sync(...): ")
+    assert found.advice.startswith(
+        "Advice: keep the exchange of a round, sparsejax.chunked_sync(...): "
+    )
 
 
 def test_a_part_outside_of_rounds_is_told_as_before():

@@ -157,7 +157,8 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> 
     if all(row.dense_bytes == 0 for row in rows):
         return "Advice: keep it as it is; there is nothing to send."
     current, dense = (_step(rows, name) for name in (CHOSEN, _DENSE))
-    call = _call(rows)
+    call, in_rounds = _call(rows), all(group.in_rounds for group in groups)
+    sync = "sync=" if in_rounds else ""
     unknown = _paths(rows, "unknown")
     if unknown and current >= _WORTH * dense:
         return (
@@ -168,7 +169,8 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> 
     if current < _WORTH * dense:
         gain = f"{current:.3g} ms a step instead of {dense:.3g} densely"
         sparser = _with(groups, rows, times, _sparsified)
-        return f"Advice: keep {call}: {gain}{_but(rows, current, sparser)}."
+        kept = f"the exchange of a round, {call}" if in_rounds else call
+        return f"Advice: keep {kept}: {gain}{_but(rows, current, sparser)}."
     undecided = [row.name for row in _undecided(groups, rows)]
     if undecided:
         return (
@@ -178,7 +180,6 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> 
         )
     if any(row.sparsifier and row.taken for row in rows):
         names = next(row.sparsifier for row in rows if row.sparsifier)
-        sync = "sync=" * all(group.in_rounds for group in groups)
         return (
             f"Advice: use {sync}sparsejax.dense_sync() without {names}: what it lets "
             f"through takes {current:.3g} ms a step, and everything {dense:.3g}."
@@ -186,9 +187,9 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> 
     zen = _with(groups, rows, times, lambda group: group)
     if zen < _WORTH * dense:
         gain = f"{zen:.3g} ms a step instead of {current:.3g}"
-        return f"Advice: use sparsejax.zen_sync(): {gain}{_if_assumed(rows)}."
+        return f"Advice: use {sync}sparsejax.zen_sync(): {gain}{_if_assumed(rows)}."
     dense_call = "keep" if call == "sparsejax.dense_sync()" else "use"
-    if all(group.in_rounds for group in groups):
+    if in_rounds:
         return (
             f"Advice: {dense_call} sync=sparsejax.dense_sync(): what ranks move in a round "
             f"is not sparse enough, {current:.3g} ms a step and {dense:.3g} densely. If "
