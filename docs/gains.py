@@ -73,10 +73,14 @@ embeddings where that was measured."""
     return "Gains", text, table(head, rows, 4), sources
 
 
-def above_data_parallel(losses, side="sparse_loco"):
+MORE_RANKS = 16  # of the losses that are named beside those of `COMPARED`
+
+
+def above_data_parallel(losses, side="sparse_loco", ranks=COMPARED["ranks"]):
     """By which share local steps end above data parallelism, by seed."""
-    dense = {r["seed"]: r["loss"] for r in losses.where(**COMPARED, side="data_parallel")}
-    rows = losses.where(**COMPARED, side=side)
+    of = COMPARED | {"ranks": ranks}
+    dense = {r["seed"]: r["loss"] for r in losses.where(**of, side="data_parallel")}
+    rows = losses.where(**of, side=side)
     return [row["loss"] / dense[row["seed"]] - 1 for row in rows]
 
 
@@ -84,7 +88,7 @@ def chart(root, docs):
     """The chart and its caption, for a page from which the root and docs/ are there."""
     shown = charts.gains()
     losses = Results("local-steps-jax0.10.2")
-    worse = above_data_parallel(losses)
+    worse, more = above_data_parallel(losses), above_data_parallel(losses, ranks=MORE_RANKS)
     runs = [run for f in shown.files for run in (f.head, *f.head.get("kept", []))]
     dates = sorted(run["date"] for run in runs)
     machines = sorted({f"{run['cores']} cores of {run['processor']}" for run in runs})
@@ -100,7 +104,8 @@ def chart(root, docs):
 share one machine ({" or ".join(machines)}), so their work adds up. The first three rows
 have the losses of dense gradients; PyTorch's `SparseAdam` is another optimizer. Local steps
 change the training: in rounds of {every} steps the held-out loss after the same number of
-tokens was {min(worse):.1%} to {max(worse):.1%} higher, on {len(worse)} seeds. JAX
+tokens was {min(worse):.1%} to {max(worse):.1%} higher on {COMPARED["ranks"]} ranks, and
+{min(more):.1%} to {max(more):.1%} on {MORE_RANKS}, {len(worse)} seeds each. JAX
 {jax}, {dates[0]} to {dates[-1]}; results and commands: {", ".join(links)}."""
     picture = f"![{shown.says}]({docs}pictures/charts/{shown.name}.svg)"
     return f"{picture}\n\n*{' '.join(caption.split())}*"

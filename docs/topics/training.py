@@ -2,7 +2,7 @@
 
 import statistics
 
-from gains import above_data_parallel
+from gains import MORE_RANKS, above_data_parallel
 
 from benchmarks.charts import selecting as charts
 from benchmarks.charts.chart import mbit, named
@@ -19,6 +19,7 @@ def local_steps():
     pace = lambda label: chart.value(label, f"{hosts}, {rate}", 1)
     worse = above_data_parallel(trained)
     diloco = above_data_parallel(trained, "diloco")
+    more = above_data_parallel(trained, ranks=MORE_RANKS)
     spreads = [p for series in chart.panels[1].series for p in series.points]
     widest = max(spreads, key=lambda p: (p.high - p.low) / p.value)
     ran = [
@@ -35,9 +36,10 @@ has {pace("data parallel"):.2f}. The dense exchange of DiLoCo costs more of the 
 
 **Limits.** The loss is higher: after the same number of tokens SparseLoCo ends
 {listed([f"{x:.1%}" for x in worse])} above data parallelism on {len(worse)} seeds, and
-DiLoCo {listed([f"{x:.1%}" for x in diloco])} on {len(diloco)}. Turns of one side differ, by
-as much as {widest.low:.2f} to {widest.high:.2f}: the hosts share two cores, and an exchange
-takes processor time from the steps."""
+DiLoCo {listed([f"{x:.1%}" for x in diloco])} on {len(diloco)}. On {MORE_RANKS} ranks data
+parallelism has twice the batch, and SparseLoCo ends {listed([f"{x:.1%}" for x in more])} above it.
+Turns of one side differ, by as much as {widest.low:.2f} to {widest.high:.2f}: the hosts
+share two cores, and an exchange takes processor time from the steps."""
     conditions = f"""Left: a decoder, {row["steps"]} steps on eight simulated ranks in
 rounds of {row["every"]}, the mean of all seeds. Right: rounds of {many["every"]} steps,
 medians of turns with the least and the largest."""
