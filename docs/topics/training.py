@@ -38,8 +38,9 @@ has {pace("data parallel"):.2f}. The dense exchange of DiLoCo costs more of the 
 {listed([f"{x:.1%}" for x in worse])} above data parallelism on {len(worse)} seeds, and
 DiLoCo {listed([f"{x:.1%}" for x in diloco])} on {len(diloco)}. On {MORE_RANKS} ranks data
 parallelism has twice the batch, and SparseLoCo ends
-{listed([f"{x:.1%}" for x in more])} above it. Turns of one side differ, by as much as {widest.low:.2f} to {widest.high:.2f}: the hosts
-share two cores, and an exchange takes processor time from the steps."""
+{listed([f"{x:.1%}" for x in more])} above it. Turns of one side
+differ, by as much as {widest.low:.2f} to {widest.high:.2f}: the hosts share two cores, and
+an exchange takes processor time from the steps."""
     conditions = f"""Left: a decoder, {row["steps"]} steps on eight simulated ranks in
 rounds of {row["every"]}, the mean of all seeds. Right: rounds of {many["every"]} steps,
 medians of turns with the least and the largest."""
