@@ -3,8 +3,8 @@
     python -m benchmarks.training.local_steps [--ranks N] [--every N] [--steps N]
 
 The decoder of `examples.decoder_local_steps` on simulated ranks. The outer rate of each
-method with local steps is chosen from `--rates` on a seed of its own; then every method
-trains on the other seeds. Sides:
+method with local steps is chosen from `--rates` on a seed of its own, unless a single one
+is given; then every method trains on the other seeds. Sides:
 
     data_parallel    AdamW on mean gradients, an exchange a step
     dgc              the same, of the largest hundredth of each gradient
@@ -76,7 +76,7 @@ class Settings(settings.Settings):
     steps: int = option(400, "of each run")
     seeds: tuple[int, ...] = option((0, 1, 2), "of the runs that are compared")
     rates: tuple[float, ...] = option(
-        (), "of the outer optimizer that are tried: one is taken as it is (by method)"
+        (), "of the outer optimizer to choose from; a single one is not tuned (by method)"
     )
 
     def __post_init__(self):

@@ -23,14 +23,14 @@ from sparsejax.sparsifiers import base
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.per_rank import PerRank, check_kind
 from sparsejax.transforms import checks
-from sparsejax.transforms.entry import Entry
-from sparsejax.transforms.entry.leaves import LeafPlaces
+from sparsejax.transforms.entry import Entry, LeafPlaces
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes, selections
 from sparsejax.units.sparse_tensor import Origin, SparseTensor
 from sparsejax.units.units import rounded, wide
-from sparsejax.wire import Wire, value_codes
+from sparsejax.wire import value_codes
+from sparsejax.wire.collectives import Wire
 
 
 # With one threshold for all leaves, or all shards, one of them may hold more than its share

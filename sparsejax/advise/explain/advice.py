@@ -60,11 +60,11 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
             "a rank, where gradients come as rows (sparsejax.lazy); else density="
             f"{{{one!r}: share}}, or sparsejax.profile."
         )
-    by_parameters = [row.name for row in _undecided(groups, rows)]
-    if by_parameters:
+    undecided = _undecided(groups, rows)
+    if undecided:
         yield (
             "What changes a parameter is sent, taken to be everything of "
-            f"{_some(by_parameters)}: density= says better, the density_before of metrics."
+            f"{_some(undecided)}: density= says better, the density_before of metrics."
         )
     sources = {source for _, row in pairs for source in row.sources}
     if sources - {"measured", "dense", "unknown", "moved"}:
@@ -95,9 +95,9 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _undecided(groups, rows):
-    """The rows whose density the parameters decide, where the caller has not said it."""
+    """The names of rows whose density the parameters decide, unless the caller says it."""
     return [
-        row
+        row.name
         for group, row in zip(groups, rows, strict=True)
         if group.sparsifier is not None
         and group.sparsifier.reads_params
@@ -171,7 +171,7 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> 
         sparser = _with(groups, rows, times, _sparsified)
         kept = f"the exchange of a round, {call}" if in_rounds else call
         return f"Advice: keep {kept}: {gain}{_but(rows, current, sparser)}."
-    undecided = [row.name for row in _undecided(groups, rows)]
+    undecided = _undecided(groups, rows)
     if undecided:
         return (
             f"Advice: say first what share of {_some(undecided)} changes a parameter, "
