@@ -146,7 +146,7 @@ class ChunkedExchange:
         return self.via == "owners"
 
     def cost(self, shapes: Sequence[Sequence[int]], ranks: int) -> Cost:
-        """What an exchange of leaves of these shapes takes among this number of ranks."""
+        """The bytes and entries of an exchange of leaves of these shapes."""
         message, others = self._message(shapes), ranks - 1
         sent, most = message.entries, sum(cut.size for cut in message.cuts)
         if not self.by_owners(ranks):
@@ -182,7 +182,7 @@ class ChunkedExchange:
         return OwnersState(first, tuple(held))
 
     def _first_held(self, paths, leaves, places, wire):
-        """What owners hold at the beginning of some leaves, inside `shard_map`."""
+        """The first residuals of owners for some leaves: zeros. Runs inside `shard_map`."""
         shapes = [leaves[i].shape for i in places]
         owners = self._owners(self._message(shapes), wire.ranks)
         zeros = [

@@ -299,7 +299,7 @@ _weighted.defvjp(_weighted_fwd, _weighted_bwd)
 
 
 def _traffic(wire, reads, lists, wanted, sent):
-    """What one rank sends for it, as if there were a backward pass."""
+    """The bytes that one rank sends for lookups, as if there were a backward pass."""
     agreed, of_ids, of_rows = (jnp.float32(x) for x in sent)
     dtype, n = reads[0].table.value.dtype, wire.ranks
     most, _ = wire.maximum(jnp.stack(wire.per_rank([x.merge.found for x in lists])))

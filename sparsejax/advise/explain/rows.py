@@ -216,7 +216,7 @@ def row_of(group: Group, times: SchemeTimes) -> Row:
 
 
 def _verdict(group):
-    """What is said where a dense sum is done no later."""
+    """The verdict on a group whose dense sum is as fast, or faster."""
     if "unknown" in group.sources:
         return "dense is better, unless few rows are read: see below"
     return "dense is better here"

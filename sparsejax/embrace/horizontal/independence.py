@@ -19,7 +19,7 @@ from sparsejax.wire.collectives import Wire
 
 
 class _BlockDependence(NamedTuple):
-    """What an array depends on.
+    """The blocks on which an array depends.
 
     Attributes:
         blocks: The blocks, by name.

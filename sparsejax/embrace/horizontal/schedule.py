@@ -65,7 +65,7 @@ class Begun(NamedTuple):
 
 
 class HorizontalSchedule(NamedTuple):
-    """What `horizontal` was given, and what it does.
+    """The transformation that `horizontal` returns, with its arguments.
 
     Attributes:
         tx: The chain.
@@ -244,7 +244,7 @@ def _behind(grads, before):
 
 
 def _chosen(held, new, old):
-    """What a block has become, or what it was where nothing was carried."""
+    """The new values of a block; the old ones where nothing was carried."""
     return jax.tree.map(lambda x, y: jnp.where(held, x, y), new, old)
 
 

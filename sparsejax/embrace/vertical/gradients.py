@@ -139,7 +139,7 @@ def rows_read(
 
 
 def _only_what_is_needed(function, arrays):
-    """What a function returns, computed without equations on which it does not depend."""
+    """The results of a function, without the equations that they do not need."""
     program, used = outputs.needed(jax.make_jaxpr(function)(*arrays))
     given = [x for x, is_used in zip(arrays, used, strict=True) if is_used]
     return core.jaxpr_as_fun(program)(*given)
