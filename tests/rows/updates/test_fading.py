@@ -281,9 +281,9 @@ def test_eigenvalues_are_those_of_numpy():
 
 
 @pytest.mark.slow
-def test_init_takes_200_leaves_in_seconds():
-    """Each leaf is looked at once, and the optimizer is traced as often as for one leaf."""
-    traced = []
+def test_init_looks_at_each_leaf_once():
+    """Four times as many leaves take at most four times as long, with the traces of one."""
+    traced, took = [], []
 
     def counted(tx):
         def update(*args):
@@ -292,14 +292,15 @@ def test_init_takes_200_leaves_in_seconds():
 
         return optax.GradientTransformation(tx.init, update)
 
-    for leaves in (1, 200):
+    for leaves in (1, 50, 200):
         traced.append(0)
         params = {f"layer {at}": jnp.zeros((HEIGHT, 3)) for at in range(leaves)}
         tx, start = lazy(counted(optax.adam(1e-3))), time.process_time()
         tx.init(params)
-        took = time.process_time() - start
-    assert traced[1] == traced[0]
-    assert took < 3
+        took.append(time.process_time() - start)
+    assert traced == traced[:1] * 3
+    # Both in one run, so a slow machine does not matter. They have a constant part, too.
+    assert took[2] < 4 * took[1]
 
 
 def lazily(factory):
