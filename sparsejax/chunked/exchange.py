@@ -52,9 +52,9 @@ from sparsejax.state.totals import Totals
 from sparsejax.state.weights import own_weight
 from sparsejax.transforms.buckets import Bucket, Everything
 from sparsejax.transforms.checks import Leaves
-from sparsejax.transforms.entry import Entry, LeafPlaces, Reduction
+from sparsejax.transforms.entry import Entry, Reduction
 from sparsejax.transforms.exchange import ExchangeState
-from sparsejax.transforms.feedback import Outcome
+from sparsejax.transforms.feedback import Accumulated, Outcome
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.value_codes import code_of
 
@@ -240,33 +240,10 @@ class ChunkedExchange:
         del paths
         return [wire.assume_same(leaf) for leaf in leaves]
 
-    def step(
-        self,
-        paths: Sequence[str],
-        accumulated: Sequence[jax.Array],
-        state: ExchangeState,
-        wire: Wire,
-        *,
-        dtypes: Sequence[Any],
-        dense: bool = False,
-        weight: Any = None,
-        entered: LeafPlaces | None = None,
-        **extra: Any,
-    ) -> Outcome:
-        """Sends the largest entries; see `Lossy.step`.
-
-        Args:
-            paths: The leaves' paths.
-            accumulated: The leaves, float32 or wider.
-            state: The state.
-            wire: The ranks.
-            dtypes: Of the results.
-            dense: Whether everything is sent, by an all-reduce.
-            weight: This rank's weight, or [ranks] all of them; None for 1.
-            entered: What is known of the leaves where the update was entered.
-            **extra: Unused.
-        """
-        del extra
+    def step(self, given: Accumulated, state: ExchangeState, wire: Wire) -> Outcome:
+        """Sends the largest entries; see `Lossy.step`."""
+        paths, accumulated, dtypes = given.paths, given.leaves, given.dtypes
+        dense, weight, entered = given.dense, given.weight, given.entered
         if entered is not None:
             blocks.check_scatter(self.name, paths, entered.scatter)
         own = None if weight is None else own_weight(weight, wire)

@@ -37,7 +37,6 @@ from sparsejax.errors import AxisError, NeedsRanks, StateError
 from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.schemes.base import (
     LossyScheme,
-    Scheme,
     add_traffic,
     no_traffic,
     sum_of_shared,
@@ -50,8 +49,8 @@ from sparsejax.state.totals import Totals
 from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Assignment, check_ids, joint, pieces, tables
 from sparsejax.transforms.checks import Leaves as Leaves
-from sparsejax.transforms.entry import Entry, LeafPlaces, Reduction as Reduction
-from sparsejax.transforms.feedback import Outcome
+from sparsejax.transforms.entry import Entry, Reduction as Reduction
+from sparsejax.transforms.feedback import Accumulated, Outcome
 from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.wire import ordered
@@ -78,28 +77,6 @@ class ExchangeState(NamedTuple):
     reduction: Reduction
     leaves: Leaves
     sums: Sums | None = None
-
-
-class _Given(NamedTuple):
-    """What a step is given, of all leaves.
-
-    Attributes:
-        leaves: The leaves that are summed.
-        likes: The shapes and dtypes of the sums.
-        ids: The rows that this rank's batch touched, by path, if the caller knows.
-        wire: The ranks.
-        dense: Whether every bucket is summed by an all-reduce.
-        of_rows: The scheme of each leaf that comes as rows.
-        entered: What is known of the leaves where the update was entered.
-    """
-
-    leaves: Sequence[Any]
-    likes: Sequence[jax.ShapeDtypeStruct]
-    ids: Any
-    wire: Wire
-    dense: bool
-    of_rows: Sequence[Scheme]
-    entered: LeafPlaces | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,54 +202,21 @@ class Exchange:
         del paths
         return [wire.assume_same(tree.to_dense(leaf)) for leaf in leaves]
 
-    def step(
-        self,
-        paths: Sequence[str],
-        accumulated: Sequence[Any],
-        state: ExchangeState,
-        wire: Wire,
-        *,
-        dtypes: Sequence[Any],
-        dense: bool = False,
-        ids: Any = None,
-        masked: bool = False,
-        moving: bool = False,
-        entered: LeafPlaces | None = None,
-        **extra: Any,
-    ) -> Outcome:
-        """Sums the leaves; see `Lossy.step`.
-
-        Args:
-            paths: The leaves' paths.
-            accumulated: The leaves.
-            state: The state.
-            wire: The ranks.
-            dtypes: Of the results.
-            dense: Whether every bucket is summed by an all-reduce.
-            ids: The rows that this rank's batch touched, by path, if the caller knows.
-            masked: Whether ids may be of leaves that were masked.
-            moving: Whether the leaves are velocities, in rows of earlier batches, too.
-            entered: What is known of the leaves where the update was entered.
-            **extra: Unused.
-        """
-        del extra
-        like = lambda leaf, dtype: jax.ShapeDtypeStruct(leaf.shape, dtype)
-        likes = list(map(like, accumulated, dtypes))
-        typed = _like(accumulated, likes)
-        buckets = self._buckets(paths, typed)
-        if ids:
-            check_ids(buckets, ids, masked)
-            ids = None if moving else ids
+    def step(self, given: Accumulated, state: ExchangeState, wire: Wire) -> Outcome:
+        """Sums the leaves; see `Lossy.step`."""
+        paths, accumulated, entered = given.paths, given.leaves, given.entered
+        buckets = self._buckets(paths, _like(given))
+        if given.ids:
+            check_ids(buckets, given.ids, given.masked)
+            given = given._replace(ids=None) if given.moving else given
         sent, left, schemes, traffic, exchanged = {}, {}, {}, {}, []
-        shared = [None if dense else joint.is_shared(leaf) for leaf in accumulated]
-        of_rows = self.assignment.of_rows(paths, typed)
+        shared = [None if given.dense else joint.is_shared(leaf) for leaf in accumulated]
         chosen = dataclasses.replace(wire, deterministic=self.deterministic)
-        given = _Given(accumulated, likes, ids, chosen, dense, of_rows, entered)
         groups = list(joint.together(buckets, accumulated, shared))
         for joined in groups:
             befores = [state.schemes[bucket.name] for bucket in joined]
             bucket = joint.as_one(joined, accumulated)
-            totals, rest, after, counts = self._exchange(bucket, befores[0], given)
+            totals, rest, after, counts = self._exchange(bucket, befores[0], given, chosen)
             names = [bucket.name for bucket in joined]
             schemes |= dict(zip(names, joint.kept(after, befores), strict=True))
             exchanged.append(counts)
@@ -293,22 +237,22 @@ class Exchange:
         return Outcome(
             summed,
             [left.get(i) for i in places],
-            [i in lossy and not dense for i in places],
+            [i in lossy and not given.dense for i in places],
             state._replace(schemes=schemes, traffic=traffic, totals=totals, sums=sums),
         )
 
-    def _exchange(self, bucket, before, given):
+    def _exchange(self, bucket, before, given, wire):
         """The totals and the left out parts of a bucket's leaves, its state and traffic."""
-        leaves, likes, ids, wire, dense, _, entered = given
+        leaves, likes, ids, entered = given.leaves, given.likes, given.ids, given.entered
         dtype = likes[bucket.leaves[0]].dtype
         may_split = not bucket.needs_ranks
         rows = may_split and any(is_row_grads(leaves[i]) for i in bucket.leaves)
-        sent, traffic = self._sums_of_rows(bucket, given) if rows else ({}, [])
+        sent, traffic = self._sums_of_rows(bucket, given, wire) if rows else ({}, [])
         cut = []
         if entered is not None:
             whole = bucket.without(sent)
             if not bucket.is_lossy:
-                found = self._pieces(whole, given)
+                found = self._pieces(whole, given, wire)
                 sent, traffic = sent | found[0], traffic + found[1]
             cut = entered.cut(whole.without(sent).leaves)
         rest = bucket.without(sent)
@@ -317,7 +261,7 @@ class Exchange:
         for part in parts:
             flags = part.flags(leaves, ids) if ids and len(parts) == 1 else None
             units = part.pack(leaves, flags, may_split)
-            scheme = suited(part.scheme, units, part.name, wire, dense)
+            scheme = suited(part.scheme, units, part.name, wire, given.dense)
             if scheme is not part.scheme:
                 reduced = scheme(Dense(units.dense()), (), wire)._replace(state=before)
             elif units.shared:
@@ -344,26 +288,26 @@ class Exchange:
         # Of two parts the sparse one comes first; the next step uses its state.
         after = states[0]
         if bucket.is_lossy:
-            after = before if dense else _by_shard(after, bucket, wire)
+            after = before if given.dense else _by_shard(after, bucket, wire)
         return sent, left, after, functools.reduce(add_traffic, traffic)
 
-    def _pieces(self, bucket, given):
+    def _pieces(self, bucket, given, wire):
         """This rank's pieces of leaves of which it needs one; and their traffic."""
-        sent, traffic, wire = {}, [], given.wire
+        sent, traffic, likes = {}, [], given.likes
         scheme = AllReduce() if given.dense else bucket.scheme
         scatter = given.entered.scatter
         for totals, counts in pieces.summed(bucket, given.leaves, scatter, wire, scheme):
             means = jax.tree.map(wire.mean_of, totals) if self.mean else totals
-            sent |= {i: x.astype(given.likes[i].dtype) for i, x in means.items()}
+            sent |= {i: x.astype(likes[i].dtype) for i, x in means.items()}
             traffic.append(counts)
         return sent, traffic
 
-    def _sums_of_rows(self, bucket, given):
+    def _sums_of_rows(self, bucket, given, wire):
         """The sums of leaves that are rows, where lists of rows are sent; their traffic."""
-        sent, traffic = {}, []
-        leaves, wire = given.leaves, given.wire
+        sent, traffic, leaves = {}, [], given.leaves
+        of_rows = self.assignment.of_rows(given.paths, _like(given))
         inner = wire.ranks // self._across(wire).ranks
-        listed = tables.listed(bucket, leaves, given.of_rows, wire.ranks, inner)
+        listed = tables.listed(bucket, leaves, of_rows, wire.ranks, inner)
         for places, add_up in pieces.of_rows(listed, given.entered):
             summed = add_up([wire.per_rank(leaves[i]) for i in places], wire)
             if summed is None:
@@ -384,13 +328,13 @@ def _on_rank(bucket, state, wire):
     return wire.assume_same(jax.tree.map(lambda x: x[0], state.value))
 
 
-def _like(leaves, likes):
+def _like(given):
     """The leaves, those of residuals with the dtypes of their gradients."""
     return [
         leaf
         if tree.is_sparse(leaf) or leaf.dtype == like.dtype
         else leaf.astype(like.dtype)
-        for leaf, like in zip(leaves, likes, strict=True)
+        for leaf, like in zip(given.leaves, given.likes, strict=True)
     ]
 
 

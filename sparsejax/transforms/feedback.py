@@ -15,7 +15,7 @@ what is sent.
 """
 
 import contextlib
-import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -38,12 +38,47 @@ from sparsejax.state.per_rank import (
 from sparsejax.state.weights import Weight
 from sparsejax.transforms import checks
 from sparsejax.transforms.described import described
-from sparsejax.transforms.entry import Entry
+from sparsejax.transforms.entry import Entry, LeafPlaces
 from sparsejax.units.units import wide
 from sparsejax.wire.collectives import Wire
 
 
 _RESIDUAL = Residual()
+
+
+class Accumulated(NamedTuple):
+    """Accumulated gradients, and what the caller of `update` says of them.
+
+    Attributes:
+        paths: The leaves' paths.
+        leaves: The leaves; float32 or wider where they have a residual.
+        dtypes: Of the gradients, in which leaves are to be sent.
+        dense: Whether everything is sent.
+        ids: The rows that this rank's batch touched, by path, if the caller knows.
+        masked: Whether ids may be of leaves that were masked.
+        moving: Whether the leaves are velocities, in rows of earlier batches, too.
+        weight: This rank's weight, or [ranks] all of them, where `takes_weight`; None for
+            1.
+        entered: What is known of the leaves where the update was entered.
+        params: Their parameters, where something selects by them; else None.
+    """
+
+    paths: Sequence[str]
+    leaves: Sequence[Any]
+    dtypes: Sequence[Any]
+    dense: bool = False
+    ids: Any = None
+    masked: bool = False
+    moving: bool = False
+    weight: Any = None
+    entered: LeafPlaces | None = None
+    params: Sequence[Any] | None = None
+
+    @property
+    def likes(self) -> list[jax.ShapeDtypeStruct]:
+        """The shapes of the leaves, with the gradients' dtypes."""
+        pairs = zip(self.leaves, self.dtypes, strict=True)
+        return [jax.ShapeDtypeStruct(leaf.shape, dtype) for leaf, dtype in pairs]
 
 
 class Outcome(NamedTuple):
@@ -121,28 +156,8 @@ class Lossy(Protocol):
         """
         ...
 
-    def step(
-        self,
-        paths: list[str],
-        accumulated: list[Any],
-        state: Any,
-        wire: Wire,
-        *,
-        dtypes: list[Any],
-        dense: bool = False,
-        **extra: Any,
-    ) -> Outcome:
-        """Sends a part of the accumulated gradient, or with `dense` all of it.
-
-        Args:
-            paths: The leaves' paths.
-            accumulated: The leaves; float32 or wider where they have a residual.
-            state: The state.
-            wire: The ranks.
-            dtypes: Of the gradients, in which leaves are to be sent.
-            dense: Whether everything is sent.
-            **extra: The extra arguments of `update`.
-        """
+    def step(self, given: Accumulated, state: Any, wire: Wire) -> Outcome:
+        """Sends a part of the accumulated gradient, or with `given.dense` all of it."""
         ...
 
 
@@ -213,7 +228,17 @@ def feedback(
             norm = None if residual is None else jnp.float32(0)
         return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
-    def update(updates, state, params=None, *, dense=False, ids=None, weight=None, **extra):
+    def update(
+        updates,
+        state,
+        params=None,
+        *,
+        dense=False,
+        ids=None,
+        weight=None,
+        entered=None,
+        **extra,
+    ):
         checks.require_params(lossy, params)
         if not axes.manual_axes() and lossy.entry.outside(updates, state, params):
             extra |= {"dense": dense, "ids": ids, "weight": weight}
@@ -244,13 +269,14 @@ def feedback(
             return shards.together(outlined, parts), state
         if weight is not None:
             checks.check_weight(lossy, updates, any(needed + moving))
-            if lossy.takes_weight:
-                extra["weight"] = weight
-            elif lossy.entry.sums:
+            if lossy.entry.sums and not lossy.takes_weight:
                 leaves = list(map(Weight.of(weight, wire).of_leaf, leaves))
-        extra |= {"dense": dense, "masked": masked, "moving": any(moving)}
-        own = _Update(lossy, memory, structure, paths, wire)
-        exchange = axes.all_manual(functools.partial(own.exchanged, **extra), wire.axis)
+        dtypes = [leaf.dtype for leaf in leaves]
+        given = Accumulated(paths, leaves, dtypes, dense, None, masked, any(moving))
+        own_weight = weight if lossy.takes_weight else None
+        given = given._replace(weight=own_weight, entered=entered)
+        own = _Update(lossy, memory, structure, given, wire)
+        exchange = axes.all_manual(own.exchanged, wire.axis)
         # Leaves are whole on each device of axes that were not manual.
         params = _read(lossy, structure, params)
         with tree.of_shards({}) if axes.further_axes() else contextlib.nullcontext():
@@ -277,21 +303,19 @@ class _Update(NamedTuple):
         lossy: What sends.
         memory: How the part that was left out is brought back.
         structure: Of the tree of leaves.
-        paths: The leaves' paths.
+        given: What the caller says of the leaves.
         wire: The ranks.
     """
 
     lossy: Lossy
     memory: Memory | None
     structure: Any
-    paths: list[str]
+    given: Accumulated
     wire: Wire
 
-    def exchanged(self, leaves, state, ids, params, **extra):
+    def exchanged(self, leaves, state, ids, params):
         """What is sent of the leaves, and the next state."""
-        if params is not None:
-            extra |= {"params": params}
-        lossy, memory, structure, paths, wire = self
+        lossy, memory, structure, given, wire = self
         residuals = _unpacked(structure, state.residual, len(leaves))
         momenta = _unpacked(structure, state.momentum, len(leaves))
         accumulated = list(leaves)
@@ -307,15 +331,13 @@ class _Update(NamedTuple):
             total, momenta[i] = accumulate(gradient, waiting, momenta[i])
             # What is sent whole travels like its gradient, and rounding is not kept.
             accumulated[i] = total.astype(dtype) if residual is None else total
-        dtypes = [leaf.dtype for leaf in leaves]
-        sent, left, selected, inner = lossy.step(
-            paths, accumulated, state.inner, wire, dtypes=dtypes, ids=ids, **extra
-        )
+        given = given._replace(leaves=accumulated, ids=ids, params=params)
+        sent, left, selected, inner = lossy.step(given, state.inner, wire)
         for i, momentum in enumerate(momenta):
             if momentum is not None and memory is not None and selected[i]:
                 momenta[i] = memory.after(momentum, left[i] != accumulated[i])
         residual = _packed(structure, left, state.residual)
-        norm = None if residual is None else _norm(structure, residual, wire, **extra)
+        norm = None if residual is None else _norm(structure, residual, wire, given.entered)
         momentum = _packed(structure, momenta, state.momentum)
         return sent, FeedbackState(state.step + 1, residual, momentum, norm, inner)
 
@@ -355,9 +377,8 @@ def _packed(structure, arrays, held):
     return held.with_value(structure.unflatten(leaves))
 
 
-def _norm(structure, residual, wire, entered=None, **extra):
+def _norm(structure, residual, wire, entered):
     """The norm of the residuals of all ranks."""
-    del extra
     held = structure.flatten_up_to(residual.value)
     shards = [()] * len(held) if entered is None else entered.axes
     pairs = zip(held, shards, strict=True)

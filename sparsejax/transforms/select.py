@@ -23,8 +23,8 @@ from sparsejax.sparsifiers import base
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.per_rank import PerRank, check_kind
 from sparsejax.transforms import checks
-from sparsejax.transforms.entry import Entry, LeafPlaces
-from sparsejax.transforms.feedback import Outcome
+from sparsejax.transforms.entry import Entry
+from sparsejax.transforms.feedback import Accumulated, Outcome
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes, selections
 from sparsejax.units.sparse_tensor import Origin, SparseTensor
@@ -196,28 +196,13 @@ class Select:
 
         return [one(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
 
-    def step(
-        self,
-        paths: Sequence[str],
-        accumulated: Sequence[Any],
-        state: SelectState,
-        wire: Wire,
-        *,
-        dtypes: Sequence[Any],
-        dense: bool = False,
-        entered: LeafPlaces | None = None,
-        params: Sequence[Any] | None = None,
-        **extra: Any,
-    ) -> Outcome:
+    def step(self, given: Accumulated, state: SelectState, wire: Wire) -> Outcome:
         """Selects entries of each leaf; see `Lossy.step`."""
-        del extra
-        accumulated = [x.astype(wide(x.dtype)) for x in accumulated]
-        likes = [
-            jax.ShapeDtypeStruct(x.shape, dtype)
-            for x, dtype in zip(accumulated, dtypes, strict=True)
-        ]
+        paths, dtypes, params = given.paths, given.dtypes, given.params
+        accumulated = [x.astype(wide(x.dtype)) for x in given.leaves]
+        likes = given.likes
         pairs = enumerate(zip(paths, likes, strict=True))
-        chosen = [] if dense else [i for i, pair in pairs if self.sparsifies(*pair)]
+        chosen = [] if given.dense else [i for i, pair in pairs if self.sparsifies(*pair)]
         names = tree.distinct(paths)
         states = _unwrapped(state.sparsifiers)
         draws = {
@@ -238,6 +223,7 @@ class Select:
             sent.append(part[0])
             left.append(None if part[1] is None else part[1].reshape(shape))
         kept = _wrapped(states, state.sparsifiers)
+        entered = given.entered
         inside = jnp.float32(0.0 if entered is None else sum(entered.inside))
         after = SelectState(state.step + 1, kept, inside)
         return Outcome(sent, left, [i in places for i in range(len(flat))], after)
