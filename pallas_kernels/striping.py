@@ -104,13 +104,21 @@ def split(flags: jax.Array, parts: int, seed: int) -> jax.Array:
     return words
 
 
+def parts_of(parts: int, per_part: int, seed: int) -> jax.Array:
+    """The part of each unit, int32 [parts, per_part]: by its column, and its slot there."""
+    words = _turn_words(lax.iota(jnp.uint32, per_part // WORD), parts, seed)
+    turned = _weighed(unpack(words), parts)
+    if policy().fused:
+        # Else XLA hashes the words anew for each column.
+        turned = lax.optimization_barrier(turned)
+    column = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
+    return _modulo(column + turned, parts)
+
+
 def join(dense: jax.Array, size: int, seed: int) -> jax.Array:
     """Values by part [parts, width, ...] in the order of the units [size, ...]."""
     parts, per_part = dense.shape[:2]
-    words = _turn_words(lax.iota(jnp.uint32, per_part // WORD), parts, seed)
-    turned = _weighed(unpack(words), parts)
-    column = np.arange(parts, dtype=np.int32)[:, None]
-    place = _modulo(column + turned, parts) * per_part + lax.iota(jnp.int32, per_part)
+    place = parts_of(parts, per_part, seed) * per_part + lax.iota(jnp.int32, per_part)
     flat = dense.reshape(-1, *dense.shape[2:])
     place = place.reshape(-1)[:size]
     return flat.at[place].get(mode="promise_in_bounds", wrap_negative_indices=False)

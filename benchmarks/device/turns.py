@@ -18,7 +18,7 @@ from benchmarks.device.hlo import ProgramError
 from benchmarks.device.lists import ListStage
 from benchmarks.device.loads import RANKS, Counts, Load
 from benchmarks.device.stage import Stage
-from benchmarks.device.traffic import Moved
+from benchmarks.device.traffic import Work
 from sparsejax.schemes import row_lists
 from sparsejax.wire import at_once, messages
 from sparsejax.wire.ladder import Ladder
@@ -27,15 +27,15 @@ from sparsejax.wire.ladder import Ladder
 Place = tuple[str, ...]
 
 
-def _packed(stage: Stage) -> Moved:
+def _packed(stage: Stage) -> Work:
     """Bytes of a kernel that packs the messages of a round, on average."""
     entries, indices = stage.moved(stage.packed)
     sets = stage.packed.shape[1] * stage.ladder.width / 8
     values = entries * stage.ladder.unit_bytes
-    return Moved(sets + values, values + indices)
+    return Work(sets + values, values + indices)
 
 
-def _unpacked(stage: Stage) -> Moved:
+def _unpacked(stage: Stage) -> Work:
     """Bytes of a kernel that unpacks a piece of them: what is added to is read, too.
 
     In an ordered sum there is one for each sender.
@@ -44,21 +44,21 @@ def _unpacked(stage: Stage) -> Moved:
     values = entries * stage.ladder.unit_bytes
     rungs = [stage.ladder.rungs[i] for i, _ in stage.rounds]
     pieces = stage.in_turn * sum(map(stage.ladder.pieces_of, rungs)) / max(len(rungs), 1)
-    return Moved((2 * values + indices) / pieces, values / pieces)
+    return Work((2 * values + indices) / pieces, values / pieces)
 
 
-def _indexed(stage: Stage) -> Moved:
+def _indexed(stage: Stage) -> Work:
     """Bytes of a kernel that counts the bits of strings, or of bitmaps."""
-    return Moved(stage.moved(stage.unpacked)[1], 0.0)
+    return Work(stage.moved(stage.unpacked)[1], 0.0)
 
 
-def _cleared(stage: Stage) -> Moved:
+def _cleared(stage: Stage) -> Work:
     """Bytes of a kernel that clears what is in messages beside values."""
     entries, indices = stage.moved(stage.packed)
     words = [stage.ladder.rungs[number].words for number, _ in stage.rounds]
     sent = 4 * stage.packed.shape[1] * sum(words) / max(len(words), 1)
     padding = max(sent - entries * stage.ladder.unit_bytes - indices, 0.0)
-    return Moved(0.0, indices + padding)
+    return Work(0.0, indices + padding)
 
 
 # Kernels of ours whose cost follows what there is, by the function that launches them.
@@ -121,7 +121,7 @@ _ROUNDS = Loop(lambda stage: 1, lambda stage: len(stage.rounds))
 LOOPS: dict[Place, Loop] = {
     ("messages.py:transmit",): _ROUNDS,
     # Where there is one switch for all: those before the last, if it is come to.
-    ("messages.py:_Transmission.at_once.<locals>.several",): _SEVERAL,
+    ("messages.py:_Transmission.listed.<locals>.several",): _SEVERAL,
     ("messages.py:_Transmission.in_branches.<locals>.several",): _SEVERAL,
     # On CPUs alone: one part after another, tile by tile.
     ("tiles.py:pack", "tiles.py:_each"): _parts(_packs),
@@ -130,9 +130,13 @@ LOOPS: dict[Place, Loop] = {
     ("tiles.py:unpack.<locals>.one_sender",): _tiles_of_part(_unpacks),
 }
 SWITCH = "messages.py:transmit.<locals>.one_round"
-SIDES = ("messages.py:_Transmission.at_once", "messages.py:_Transmission.in_branches")
+SIDES = ("messages.py:_Transmission.listed", "messages.py:_Transmission.in_branches")
 LAST = tuple(f"{side}.<locals>.several" for side in SIDES)
+# Of messages that are unpacked in the order of the array.
+BITMAPS = "messages.py:_Transmission.in_order"
 CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
+# Whether messages are unpacked so.
+IN_ORDER = ("messages.py:_Transmission.at_once", "axes.py:cond")
 # Listed rows: of which size a message is, and whether owners have room.
 LISTS = ("sizes.py:send_heads", "row_lists.py:Lists.place")
 OWNERS = ("rows.py:_RowExchange.__call__", "axes.py:cond")
@@ -192,6 +196,12 @@ class Turns:
             last = finals.index(last) if last in finals else 0
             taken = stage.side if place[-1] in SIDES else last
             return [float(i == taken) for i in range(branches)]
+        if place[-2:] == IN_ORDER:
+            taken = self.stages[self.stage(place)].is_in_order
+            return [float(not taken), float(taken)]
+        if place and place[-1] == BITMAPS:
+            taken = self.stages[self.stage(place)].side
+            return [float(i == taken) for i in range(branches)]
         if place and place[-1] in LISTS:
             taken = self.stages[self.stage(place)].side
             return [float(i == taken) for i in range(branches)]
@@ -209,7 +219,7 @@ class Turns:
             return [float(not pays), float(pays)]
         raise _unknown(f"a conditional of {branches} branches", place)
 
-    def kernel(self, place: Place) -> Moved | None:
+    def kernel(self, place: Place) -> Work | None:
         """What a kernel moves that packs or unpacks messages: their entries, no more."""
         does = [KERNELS[frame] for frame in place if frame in KERNELS]
         stage = self.stages[self.stage(place)] if does else None
@@ -266,6 +276,11 @@ def watched(load: Load):
             )
         return found
 
+    def in_order(form, fold):
+        name, found = _stage_of(here()), original_in_order(form, fold)
+        stages[name] = dataclasses.replace(stages[name], bitmaps=tuple(found))
+        return found
+
     def rows_of(name, lists, room, run=None):
         most = counts.pull if name == "pull" else counts.push
         most = most.sum(1) if name == "gather" else most
@@ -281,11 +296,12 @@ def watched(load: Load):
         rows_of(_stage_of(here()), lists, room, lists.run(room))
         return original_place(lists, collective, slots, *args)
 
-    original_in_branches = at_once.in_branches
+    original_in_branches, original_in_order = at_once.in_branches, at_once.in_order
     original_send, original_place = row_lists.Lists.send, row_lists.Lists.place
     with (
         mock.patch.object(messages, "transmit", transmit),
         mock.patch.object(at_once, "in_branches", in_branches),
+        mock.patch.object(at_once, "in_order", in_order),
         mock.patch.object(row_lists.Lists, "send", send),
         mock.patch.object(row_lists.Lists, "place", place),
     ):

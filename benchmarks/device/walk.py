@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Callable
 
 from benchmarks.device.hlo import Computation, Instruction, Program, ProgramError
-from benchmarks.device.traffic import Moved, moved
+from benchmarks.device.traffic import Work, work_of
 
 
 _FREE = {
@@ -72,6 +72,7 @@ class Counts:
         written: Bytes written to it.
         sent: Bytes that this rank sends.
         collectives: How many of each kind.
+        kernels: How often each kernel runs, and its work.
     """
 
     launches: float = 0
@@ -80,6 +81,7 @@ class Counts:
     written: float = 0
     sent: float = 0
     collectives: dict[str, float] = dataclasses.field(default_factory=dict)
+    kernels: list[tuple[float, Work]] = dataclasses.field(default_factory=list)
 
     def add(self, other: "Counts", times: float = 1) -> None:
         """Adds what another program does, so many times."""
@@ -87,6 +89,7 @@ class Counts:
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for kind, number in other.collectives.items():
             self.collectives[kind] = self.collectives.get(kind, 0) + times * number
+        self.kernels += [(times * often, work) for often, work in other.kernels]
 
 
 def _is_empty(one: Instruction) -> bool:
@@ -98,9 +101,9 @@ def _is_empty(one: Instruction) -> bool:
 Turns = Callable[[tuple[str, ...]], float]
 # From the place of a conditional, and how many branches it has, to how often each is taken.
 Taken = Callable[[tuple[str, ...], int], list[float]]
-# From the place of a kernel of ours to the bytes that it moves; None where that is all that
-# it is given and returns.
-OfKernel = Callable[[tuple[str, ...]], Moved | None]
+# From the place of a kernel of ours to its work; None where it moves all that it is given
+# and returns.
+OfKernel = Callable[[tuple[str, ...]], Work | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,9 +158,10 @@ class Walk:
                 # First of what an asynchronous start returns is its result.
                 one = dataclasses.replace(one, opcode=opcode, arrays=one.arrays[:1])
             known = opcode == "custom-call" and self.kernel is not None
-            bytes_ = self.kernel(self.program.place(one)) if known else None
-            bytes_ = bytes_ or moved(self.program, within, one)
-            return Counts(launches=1, read=bytes_.read, written=bytes_.written)
+            work = self.kernel(self.program.place(one)) if known else None
+            work = work or work_of(self.program, within, one)
+            bytes_ = {"read": work.read, "written": work.written}
+            return Counts(launches=1, **bytes_, kernels=[(1, work)])
         raise ProgramError(
             f"{one.name} is a {one.opcode}, of which it is not known what it launches: say "
             "so in benchmarks/device/walk.py."
@@ -169,6 +173,7 @@ class Walk:
         results = {"all-gather": size * n, "reduce-scatter": size / n}.get(kind, size)
         return Counts(
             launches=1,
+            kernels=[(1, Work(size, results))],
             read=size,
             written=results,
             sent=_SENT[kind](size, n),

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 from benchmarks.device.hlo import Computation, Instruction, Program
-from benchmarks.device.traffic import moved
+from benchmarks.device.traffic import work_of
 
 
 _FREE = {"bitcast", "constant", "get-tuple-element", "parameter", "tuple", "opt-barrier"}
@@ -254,7 +254,7 @@ def _work(
     """The flops, the bytes moved and the launches of what is computed."""
     body = one.called("body") if one.opcode == "while" else None
     if body is None or one.trips is None:
-        move = moved(program, within, one)
+        move = work_of(program, within, one)
         return _flops(program, within, one), move.read + move.written, 1
     inside = program.computations[body]
     parts = [

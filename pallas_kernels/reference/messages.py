@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import rank_select
+from pallas_kernels import rank_select, striping
 from pallas_kernels.rank_select import WORD
 from pallas_kernels.reference import ordered as ordered_sums
 from pallas_kernels.reference.slots import slots_of
@@ -168,6 +168,8 @@ def mark(
 def unpack_message(into, received: Received, numbers, *, spec: MessageSpec, how: Unpacking):
     """The array with what arrived added, or set. See the operation."""
     run, shape, message = Run.of(numbers, spec), into.shape[1:], received.message
+    if spec.bitmaps:
+        return _of_bitmaps(into, received, run, spec, how)
     in_pieces = received.ends is not None
     if in_pieces:
         message = _joined(received, run.places, how.first, spec, shape)
@@ -191,6 +193,50 @@ def unpack_message(into, received: Received, numbers, *, spec: MessageSpec, how:
     return into.at[ordered_sums.apart(where, size)].set(
         values, mode="drop", unique_indices=True, wrap_negative_indices=False
     )
+
+
+def _of_bitmaps(into, received, run, spec, how):
+    """The array whose units each read their own bit, and the value of that bit.
+
+    A scatter of as many entries writes single numbers, each to a sector of memory of its
+    own. Here the array is written in its own order, and the 32 units of a word of bits, of
+    all senders, read one line of the table.
+    """
+    (message, table, later), values = received, run.places.values
+    is_whole = (how.first, how.until(spec.room)) == (0, spec.room)
+    if later is not None or spec.dtype.itemsize > 4:
+        message = _joined(received, run.places, how.first, spec, ())
+    if spec.dtype.itemsize > 4:
+        # Their words may begin at an odd one.
+        message, values = read_values(message, run.places, spec, ()), 0
+    else:
+        message = from_words(message, spec.dtype)
+        values = values * (4 // spec.dtype.itemsize)
+
+    def read(array, at):
+        # In range, not negative, and within int32: messages are shorter than the array.
+        inside = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+        return array.reshape(-1).at[at].get(**inside)
+
+    parts, _, per_part = spec.units.turned
+    part = striping.parts_of(parts, per_part, spec.units.seed)
+    slot = lax.iota(jnp.int32, per_part)
+    pair = 2 * ((slot >> 5) * parts + part)
+    # The bits up to its own. What is used twice XLA would make an array of, as long as the
+    # result: so it is read twice, of what XLA takes for another table.
+    up_to = lambda table: read(table, pair) << (WORD - 1 - (slot & (WORD - 1)))
+    is_set = up_to(lax.optimization_barrier(table)) < 0
+    rank = read(table, pair + 1) + lax.population_count(up_to(table)) - 1
+    length = message.shape[1]
+    # Of a unit without a bit that of another.
+    found = read(message, part * length + jnp.clip(values + rank, 0, length - 1))
+    found = jnp.where(is_set, found.astype(into.dtype), 0)
+    found = found.reshape(-1)[: len(into)]
+    if is_whole:
+        return found
+    rank = rank + jnp.where(is_set, 0, 1)  # of the next one, if it has none
+    is_there = (rank >= how.first) & (rank < how.until(spec.room))
+    return jnp.where(is_there.reshape(-1)[: len(into)], found, into)
 
 
 def _joined(received, places, first, spec, shape):

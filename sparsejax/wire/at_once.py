@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_kernels.operations.messages import (
@@ -25,6 +26,7 @@ from pallas_kernels.operations.messages import (
     unpack_message,
     unpacks_in_kernels,
 )
+from pallas_kernels.platforms import policy
 from pallas_kernels.reference.messages import Run, read_message, row_ends
 from pallas_kernels.reference.specs import MessageSpec, Received, SlotSets, Unpacking
 from pallas_kernels.striping import Striping
@@ -157,6 +159,26 @@ def are_bitmaps(form: Form, rung: Rung, fold: Any) -> bool:
     into: Into = fold.into
     is_striped = into.replaces and isinstance(into.units, Striping)
     return is_striped and not form.shape and rung.code is index_codes.BITMAP
+
+
+def in_order(form: Form, fold: Any) -> np.ndarray:
+    """Of each rung, whether messages of it are unpacked in the order of the array.
+
+    Without kernels of ours, where a set is listed by a scatter: each entry would be written
+    to a sector of memory of its own, of an array that has one in nearly all of them.
+    """
+    is_known = policy().scatters and fold.into is not None
+    of_rung = lambda rung: is_known and are_bitmaps(form, rung, fold)
+    return np.array(list(map(of_rung, form.ladder.rungs)))
+
+
+def unpack_in_order(
+    form: Form, message: jax.Array, numbers: jax.Array, fold: Any, carry: Any, at: int
+) -> Any:
+    """As `unpack`, of messages that have bitmaps and are the only ones."""
+    head = Head.of(message, numbers, spec_of(form, fold, at, bitmaps=True))
+    how = Unpacking(fold.into.replaces)
+    return unpack_message(carry, Received(message, head.ends), numbers, head.spec, how)
 
 
 def unpack_piece(

@@ -190,10 +190,14 @@ class Lengths(NamedTuple):
         ]
         return cls(lax.optimization_barrier(jnp.concatenate(numbers)))
 
-    def side(self, sides: int) -> jax.Array:
-        """Which of the sides: nothing, one message of a rung, or several."""
-        one = jnp.where(self.need > 0, self.rung + 1, 0)
-        return jnp.where(self.first > 0, sides - 1, one)
+    def side(self, of_rungs: np.ndarray) -> jax.Array:
+        """Which of the sides: nothing, one message of a rung, or several.
+
+        Args:
+            of_rungs: int32 [rungs]: the side of each rung, ascending.
+        """
+        one = jnp.where(self.need > 0, jnp.asarray(of_rungs)[self.rung], 0)
+        return jnp.where(self.first > 0, np.int32(of_rungs[-1] + 1), one)
 
     @property
     def need(self) -> jax.Array:

@@ -39,7 +39,7 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.backends import auto_prefers
-from sparsejax.axes import as_varying, together, varying_axes
+from sparsejax.axes import as_varying, cond, together, varying_axes
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Source
 from sparsejax.wire import at_once, channels, index_codes, tiles
@@ -217,17 +217,54 @@ class _Transmission:
     def at_once(self, need, typical) -> tuple[Any, Sent]:
         """One message, whole, and rounds of the longest before it where there is more.
 
-        The host is asked once, by a switch. Its first side sends nothing. The next, one for
-        each rung, send one message. The last sends rounds of the longest, which it packs
-        and unpacks itself, and then one for the rest. The first message is packed before
-        the switch, and the last is unpacked after it, whichever side is taken.
+        The first message is packed before the host is asked which sizes are sent, and the
+        last is unpacked after that, whichever it is. Messages that have bitmaps, and are
+        the only ones, may be unpacked in the order of the array (`at_once.in_order`): then
+        the host is asked before which of the two it is.
         """
         if at_once.in_branches(self.form, self.channel.sources, self.fold):
             return self.in_branches(need, typical)
+        lengths = Lengths.of(self.form, need)
+        message = self.pack_whole(lengths.numbers, lengths.at_first)
+        bitmaps = at_once.in_order(self.form, self.fold)
+        listed = functools.partial(self.listed, lengths, bitmaps)
+        in_order = functools.partial(self.in_order, lengths, bitmaps)
+        if bitmaps.any():
+            alone = (lengths.need > 0) & (lengths.first == 0)
+            has_bitmap = alone & jnp.asarray(bitmaps)[lengths.rung]
+            result, counts = cond(has_bitmap, in_order, listed, message)
+        else:
+            result, counts = listed(message)
+        return result, self._sent_at_once(lengths, counts, typical)
+
+    def in_order(self, lengths, bitmaps, message) -> tuple[Any, jax.Array]:
+        """The result, and each sender's count, where one message has all, and a bitmap.
+
+        Args:
+            lengths: What is sent.
+            bitmaps: Of each rung, whether its message may be unpacked so.
+            message: This rank's.
+        """
+        numbers = np.flatnonzero(bitmaps)
+        senders = [self.senders[number] for number in numbers]
+        # No more room than the longest of these needs.
+        longest = max(self.ladder.rungs[number].words for number in numbers)
+        side = jnp.asarray(np.cumsum(bitmaps, dtype=np.int32) - 1)[lengths.rung]
+        arrived = lax.switch(side, senders, message[:, :longest])
+        arrived, counts = self.received(arrived)
+        unpack = functools.partial(at_once.unpack_in_order, self.form, arrived)
+        return unpack(lengths.numbers, self.fold, self.start, lengths.at_last), counts
+
+    def listed(self, lengths, bitmaps, message) -> tuple[Any, jax.Array]:
+        """The same for all others, by a switch.
+
+        Its first side sends nothing. The next, one for each rung, send one message. The
+        last sends rounds of the longest, which it packs and unpacks, and one for the rest.
+        """
         ladder, form, top = self.ladder, self.form, self.ladder.top
-        lengths = Lengths.of(form, need)
         senders = self.senders
-        alone = [lambda message, start, s=s: (s(message), start) for s in senders]
+        rungs = np.flatnonzero(~bitmaps)
+        alone = [lambda message, start, i=i: (senders[i](message), start) for i in rungs]
 
         def nothing(message, start):
             del message
@@ -254,14 +291,14 @@ class _Transmission:
             finals = [senders[number] for number in ladder.finals]
             return lax.switch(lengths.final, finals, message), carry
 
-        message = self.pack_whole(lengths.numbers, lengths.at_first)
         sides = [nothing, *alone, several]
         # XLA would make zeros, of which it knows, once more on every side.
         start = lax.optimization_barrier(self.start)
-        arrived, carry = lax.switch(lengths.side(len(sides)), sides, message, start)
+        side = lengths.side(np.cumsum(~bitmaps, dtype=np.int32))
+        arrived, carry = lax.switch(side, sides, message, start)
         arrived, counts = self.received(arrived)
-        carry = self.unpack_whole(arrived, lengths.numbers, carry, lengths.at_last)
-        return carry, self._sent_at_once(lengths, counts, typical)
+        numbers, at = lengths.numbers, lengths.at_last
+        return self.unpack_whole(arrived, numbers, carry, at), counts
 
     def in_branches(self, need, typical) -> tuple[Any, Sent]:
         """The same, where one kernel packs messages of all sizes, and one unpacks them.
@@ -294,7 +331,7 @@ class _Transmission:
 
         sides = [nothing, *alone, several]
         start = lax.optimization_barrier(self.start)
-        side = lengths.side(len(sides))
+        side = lengths.side(np.arange(1, len(sides) - 1, dtype=np.int32))
         with auto_prefers("triton"):
             carry, counts = lax.switch(side, sides, start, lengths.numbers)
         pieces = [form.pieces(number) for number in range(len(ladder.rungs))]

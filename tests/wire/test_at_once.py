@@ -131,6 +131,31 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
         assert found == wanted
 
 
+@pytest.mark.slow
+def test_bitmaps_are_unpacked_in_the_order_of_the_array(monkeypatch):
+    """Where one message has all: not a list of slots, and none after other messages."""
+    ranks, size, taken = 4, 200_000, []
+    inputs = [
+        helpers.gradients(ranks, size, density, seed=5)
+        for density in (0.0, 0.001, 0.03, 0.05, 0.2)
+    ]
+
+    def totals():
+        scheme = schemes.BalancedParallelism()
+        run = lambda x: helpers.call(scheme, x, helpers.init(scheme, x)).total
+        return list(map(helpers.ranked(run, ranks), inputs))
+
+    found = totals()
+    for x, total in zip(inputs, found, strict=True):
+        helpers.assert_same_on_all_ranks(total)
+        np.testing.assert_array_equal(total[0], helpers.total(x))
+    in_order = at_once.unpack_in_order
+    monkeypatch.setattr(at_once, "unpack_in_order", lambda *args: in_order(*args) + 1)
+    for total, marked in zip(found, totals(), strict=True):
+        taken.append(bool((total[0] + 1 == marked[0]).all()))
+    assert taken == [False, False, True, True, False]
+
+
 @pytest.mark.parametrize(
     "shape", [(97,), *helpers.slow(((3340,),), ((SIZE,),), ((3340, 3),))]
 )

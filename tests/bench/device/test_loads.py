@@ -1,5 +1,6 @@
 """What is counted: loads, what they need at least, their times, and ceilings of steps."""
 
+import dataclasses
 from unittest import mock
 
 import numpy as np
@@ -14,6 +15,7 @@ from benchmarks.device import (
     loads,
     plot,
 )
+from benchmarks.device.traffic import Work
 from benchmarks.device.walk import Counts
 
 
@@ -67,8 +69,12 @@ def test_times_follow_from_the_costs_of_a_file(tmp_path):
     path = tmp_path / "costs.json"
     path.write_text('{"launch": 1e-6, "memory": 1e12, "reached": 0.5}')
     cost = costs.Costs.read(str(path))
-    counts = Counts(launches=20, waits=3, read=4e6, written=6e6)
-    times = {"launching": 20e-6, "waiting": 30e-6, "moving": 20e-6}
+    # Of three kernels each takes longest to do something else: 20 us each.
+    works = [Work(4e6, 6e6), Work(0, 5e6, 20e-6 * cost.operations), Work(0, 0, 1, 1e5)]
+    counts = Counts(20, 3, 4e6, 11e6, kernels=[(1.0, work) for work in works])
+    cost = dataclasses.replace(cost, scattered=20e-11)
+    times = {"launching": 20e-6, "waiting": 30e-6, "moving": 30e-6}
+    times |= {"computing": 10e-6, "scattering": 20e-6}
     assert cost.seconds(counts) == pytest.approx(times)
     assert cost.source == "costs.json"
     # 25 Gbit are 3.125 GB.

@@ -1,5 +1,7 @@
 """The count of what a compiled program does, on programs small enough to count by hand."""
 
+import math
+
 import pytest
 
 from benchmarks.device import hlo, turns
@@ -246,6 +248,46 @@ def test_a_scatter_moves_what_it_changes_and_a_gather_what_it_takes(combine, aga
     )
     done = counted(text)
     assert (done.read, done.written) == (1024 * (2 + again), 1024)
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "order", "scattered"),
+    [
+        (20_000_000, "", "", 256),
+        (10_000_000, "", "", 0),  # the cache holds it
+        (20_000_000, "", "indices_are_sorted=true", 0),
+        (20_000_000, "1", "", 32),  # rows of 8 bytes
+        (20_000_000, "2", "", 0),  # rows of a sector
+    ],
+)
+def test_updates_of_less_than_a_sector_are_scattered_writes(size, window, order, scattered):
+    rows = {"": [256], "1": [32, 2], "2": [4, 8]}[window]
+    row = rows[1:]
+    typed = lambda shape: f"f32[{','.join(map(str, shape))}]"
+    array, some = typed([size // math.prod(row), *row]), typed(rows)
+    dims = f"update_window_dims={{{'1' * len(row)}}}"
+    more = f"""
+%place (whole: {array}, at: s32[{rows[0]},1], x: f32[256]) -> {array} {{
+  %whole = {array} parameter(0)
+  %at = s32[{rows[0]},1] parameter(1)
+  %x = f32[256] parameter(2)
+  %twice = f32[256] add(%x, %x)
+  %some = {some} reshape(%twice)
+  ROOT %done = {array} scatter(%whole, %at, %some), {dims}, {order}
+}}
+"""
+    done = counted(
+        entry(
+            f"%w = {array} constant({{...}})",
+            f"%i = s32[{rows[0]},1] constant({{...}})",
+            f"ROOT %y = {array} fusion(%w, %i, %x), kind=kInput, calls=%place",
+            more=more,
+        )
+    )
+    ((often, work),) = done.kernels
+    # Additions, and numbers that are written.
+    operations = 256 + math.prod(rows)
+    assert (often, work.operations, work.scattered) == (1, operations, scattered)
 
 
 def test_what_is_not_known_is_an_error():
