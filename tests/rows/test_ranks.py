@@ -62,10 +62,8 @@ def wanted(name):
         (True, True, [*NAMES, *WITH_BRANCHES]),
         *helpers.slow(
             (False, False, [*NAMES[:2], *WITH_BRANCHES]),
-            (True, False, NAMES),
-            (False, True, MORE_NAMES),
+            (False, True, NAMES),
             (True, False, MORE_NAMES),
-            (True, True, MORE_NAMES),
         ),
     ],
 )
