@@ -38,18 +38,21 @@ def uneven():
     return weights
 
 
-def ran(tx, grads, weights=None, check_vma=True, ranks=RANKS):
-    """The updates [ranks, rounds, ...] and the states after each round."""
-    params = {name: jnp.zeros(x.shape[2:], x.dtype) for name, x in grads.items()}
+sync = functools.cache(sparsejax.chunked_sync)  # the same for the same options
 
+
+@functools.cache
+def _program(tx, check_vma, ranks):
     def on_rank(given):
+        given = jax.tree.map(lambda x: x[0], given)
+        params = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), given[0])
+
         def step(state, given):
             grads, weight = given
             extra = {} if weight is None else {"weight": weight}
             updates, state = tx.update(grads, state, params, **extra)
             return state, (updates, state)
 
-        given = jax.tree.map(lambda x: x[0], given)
         _, seen = jax.lax.scan(step, tx.init(params), given)
         return jax.tree.map(lambda x: x[None], seen)
 
@@ -60,16 +63,22 @@ def ran(tx, grads, weights=None, check_vma=True, ranks=RANKS):
         out_specs=P(helpers.AXIS),
         check_vma=check_vma,
     )
-    return jax.tree.map(np.asarray, jax.jit(program)((grads, weights)))
+    return jax.jit(program)
+
+
+def ran(tx, grads, weights=None, check_vma=True, ranks=RANKS):
+    """The updates [ranks, rounds, ...] and the states after each round.
+
+    What is compiled for one `sync` serves all that is given to it.
+    """
+    return jax.tree.map(np.asarray, _program(tx, check_vma, ranks)((grads, weights)))
 
 
 @functools.cache
 def rounds(values="2bit", over="senders", decay=1.0, weighted=False, **options):
     """The gradients, weights, updates and residuals by round of a few ranks."""
     grads, weights = gradients(), uneven() if weighted else None
-    tx = sparsejax.chunked_sync(
-        k=K, chunk=CHUNK, values=values, over=over, decay=decay, **options
-    )
+    tx = sync(k=K, chunk=CHUNK, values=values, over=over, decay=decay, **options)
     updates, states = ran(tx, grads, weights)
     residuals = states.residual.value
     ones = np.ones((RANKS, ROUNDS))

@@ -15,6 +15,8 @@ from tests.transforms import test_entry
 
 
 SMALL = {"k": 4, "chunk": 64}
+DEFAULTS = {"values": "2bit", "over": "senders"}  # spelled out, as in `runs.rounds`
+EQUAL = np.ones((runs.RANKS, runs.ROUNDS), np.float32)  # weights
 
 
 @pytest.mark.slow
@@ -22,7 +24,7 @@ SMALL = {"k": 4, "chunk": 64}
 def test_what_is_not_finite_shows_at_once_and_does_not_stay(bad):
     grads = runs.gradients()
     grads["whole"][1, 1, 5, 7] = bad
-    updates, states = runs.ran(sparsejax.chunked_sync(**SMALL), grads)
+    updates, states = runs.ran(runs.sync(**SMALL, **DEFAULTS, decay=0.95), grads)
     helpers.assert_same_on_all_ranks(updates)
     finite = lambda x: np.isfinite(x.reshape(runs.RANKS, runs.ROUNDS, -1)).all(-1)
     assert (finite(updates["whole"]) == [True, False, True, True, True]).all()
@@ -32,10 +34,10 @@ def test_what_is_not_finite_shows_at_once_and_does_not_stay(bad):
 
 @pytest.mark.slow
 def test_a_rank_without_weight_may_have_any_numbers():
-    grads, weights = runs.gradients(), np.ones((runs.RANKS, runs.ROUNDS), np.float32)
+    grads, weights = runs.gradients(), EQUAL.copy()
     weights[2] = 0
     grads["whole"][2] = np.nan
-    updates, _ = runs.ran(sparsejax.chunked_sync(**SMALL), grads, weights)
+    updates, _ = runs.ran(runs.sync(**SMALL, decay=0.5), grads, weights)
     assert np.isfinite(updates["whole"]).all()
 
 
@@ -96,20 +98,20 @@ def test_weights_of_other_ranks_are_refused():
     grads = runs.gradients()
     weights = np.ones((runs.RANKS, runs.ROUNDS, 2), np.float32)
     with pytest.raises(errors.ArgumentError, match=r"weight must be.*\[2\]"):
-        runs.ran(sparsejax.chunked_sync(**SMALL), grads, weights)
+        runs.ran(runs.sync(**SMALL), grads, weights)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_what_is_not_finite_does_not_wait_for_a_weight(decay):
     """A rank of weight 0 keeps its numbers, and its NaN is not sent a round later."""
-    grads, weights = runs.gradients(), np.ones((runs.RANKS, runs.ROUNDS), np.float32)
+    grads, weights = runs.gradients(), EQUAL.copy()
     weights[1, 0] = 0
     for x in grads.values():
         x[1, 0] = np.nan
     whole = grads["whole"]
     whole[1, 0, 0, :12] = 3
-    tx = sparsejax.chunked_sync(**SMALL, decay=decay)
+    tx = runs.sync(**SMALL, decay=decay)
     updates, states = runs.ran(tx, grads, weights)
     for name, x in states.residual.value.items():
         assert np.isfinite(x).all()
@@ -150,18 +152,15 @@ def summed(tx, mesh, spec, x):
     return np.asarray(out["w"]), after
 
 
-WAYS = {"typed": summed, "stacked": test_entry.stacked}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["typed", *helpers.slow("stacked")])
-def test_under_jit_each_shard_is_exchanged_across_replicas(way):
+def test_under_jit_each_shard_is_exchanged_across_replicas():
+    """Of partial sums; stacked by replica they go to owners, in `test_owners`."""
     mesh, spec = helpers.grid(replica=4, fsdp=2), P("fsdp", None)
     tx = sparsejax.chunked_sync("replica", **SMALL, reduce="sum", decay=0.95)
     rng = np.random.default_rng(0)
     x = rng.integers(-50, 51, (mesh.size, *test_entry.SHAPE)).astype(np.float32)
     wanted, state = test_entry.in_shard_map(tx, mesh, spec, x)
-    found, after = WAYS[way](tx, mesh, spec, x)
+    found, after = summed(tx, mesh, spec, x)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     own, others = (sparsejax.residuals(s)["w"] for s in (after, state))
     np.testing.assert_allclose(own, others, rtol=1e-5, atol=1e-4)
@@ -197,8 +196,8 @@ def test_a_parameter_that_is_sharded_over_the_ranks_is_refused():
 
 @pytest.mark.slow
 def test_narrow_gradients_come_out_narrow_and_leave_wide_residuals():
-    grads = runs.gradients(dtype=jnp.bfloat16)
-    updates, states = runs.ran(sparsejax.chunked_sync(**SMALL), grads)
+    grads = {"odd": runs.gradients(dtype=jnp.bfloat16)["odd"]}
+    updates, states = runs.ran(runs.sync(**SMALL), grads)
     assert {x.dtype for x in updates.values()} == {jnp.dtype(jnp.bfloat16)}
     assert {x.dtype for x in states.residual.value.values()} == {np.dtype(np.float32)}
 

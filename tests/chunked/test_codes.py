@@ -151,10 +151,14 @@ BLOCKS = {
 }
 
 
-def select(x, height, kept):
-    """The places of what is selected from blocks [blocks, length] of this height."""
-    views = x.reshape(len(x), 1, height, 1, -1)
-    return np.asarray(jax.jit(lambda x: selection.largest([x], kept))(jnp.asarray(views)))
+def selector(height, kept):
+    """From blocks [blocks, length] of this height to the places of what is selected.
+
+    It is compiled once, for the options that the module `selection` has then.
+    """
+    largest = jax.jit(lambda x: selection.largest([x], kept))
+    views = lambda x: jnp.asarray(x.reshape(len(x), 1, height, 1, -1))
+    return lambda x: np.asarray(largest(views(x)))
 
 
 @pytest.mark.parametrize(
@@ -164,22 +168,22 @@ def select(x, height, kept):
 def test_the_largest_are_selected(height, length, kept, few, monkeypatch):
     """Of all kinds of blocks, by themselves and together; of equal ones the first."""
     monkeypatch.setattr(selection, "_FEW", few)
-    rng = np.random.default_rng(0)
+    rng, select = np.random.default_rng(0), selector(height, kept)
     kinds = {name: draw(rng, (6, length)) for name, draw in BLOCKS.items()}
     kinds["mixed"] = np.stack([x[0] for x in kinds.values()][:6])
     for name, x in kinds.items():
         x = x.astype(np.float32)
         order = np.argsort(-np.abs(x), axis=1, kind="stable")
         wanted = np.sort(order[:, :kept], axis=1)
-        np.testing.assert_array_equal(select(x, height, kept), wanted, err_msg=name)
+        np.testing.assert_array_equal(select(x), wanted, err_msg=name)
 
 
 @pytest.mark.slow
 def test_gpus_select_the_same():
     x = np.round(2 * np.random.default_rng(0).standard_normal((6, 96))).astype(np.float32)
-    wanted = select(x, 8, 5)
+    wanted = selector(8, 5)(x)
     with helpers.for_gpus():
-        np.testing.assert_array_equal(select(x, 8, 5), wanted)
+        np.testing.assert_array_equal(selector(8, 5)(x), wanted)
 
 
 @pytest.mark.slow
@@ -213,7 +217,7 @@ def test_nan_is_selected_first(few, monkeypatch):
     monkeypatch.setattr(selection, "_FEW", few)
     x = np.random.default_rng(0).standard_normal((6, 4096)).astype(np.float32)
     x[2, [5, 4000]], x[3, 77] = [np.nan, -np.inf], -np.nan
-    places = select(x, 64, 64)
+    places = selector(64, 64)(x)
     assert {5, 4000} <= {*places[2]}
     assert 77 in places[3]
 

@@ -46,9 +46,10 @@ ROWS = sparsejax.lazy(optax.adam(0.1), exact=False)
 SGD = sparsejax.lazy(optax.sgd(0.1))
 
 
-def step_of(n, rows, vertical, check, **options):
-    """A step of params, state, batch and ids, and the chain's first state."""
-    tx = optax.chain(sparsejax.embrace_sync(vertical=vertical, **options), rows)
+@functools.cache
+def step_of(n, rows, vertical, check):
+    """A step of params, state, batch and ids, a flush, and the chain's first state."""
+    tx = optax.chain(sparsejax.embrace_sync(vertical=vertical), rows)
     state = sparsejax.init(tx, params(n), mesh_of(n), check_vma=check)
     specs = sparsejax.state_specs((params(n), state))
     take = embrace.value_and_grad if vertical else sparsejax.value_and_grad
@@ -70,21 +71,19 @@ def step_of(n, rows, vertical, check, **options):
     return run, flush, state
 
 
-@functools.cache
-def runs(n, check, told=1):
-    """With rows held back and without; each step is told the batch so many steps ahead."""
-    rows = ROWS if told == 1 else SGD
-    run, flush, state = step_of(n, rows, True, check)
-    plain, _, whole = step_of(n, rows, False, check)
-    ours, want, losses, held = params(n), params(n), [], []
-    for step in range(STEPS):
-        batch, following = batch_of(step, n), batch_of(step + told, n)
-        ours, state, loss = run(ours, state, batch, following)
-        want, whole, other = plain(want, whole, batch, following)
-        losses.append((loss, other))
+def run_of(n, rows, check, told=1):
+    """A run whose steps are told the batch so many steps ahead, and a flush behind it.
+
+    Returns the losses, how many rows were held back, what there was before the flush, and
+    what after it.
+    """
+    step, flush, state = step_of(n, rows, True, check)
+    ours, losses, held = params(n), [], []
+    for at in range(STEPS):
+        ours, state, loss = step(ours, state, batch_of(at, n), batch_of(at + told, n))
+        losses.append(loss)
         held.append(int(rows_held(state)["users"].sum()))
-    flushed, emptied = flush(ours, state)
-    return losses, held, (ours, state), (flushed, emptied), want
+    return losses, held, (ours, state), flush(ours, state)
 
 
 def sgd_by_hand(n):
@@ -106,29 +105,27 @@ def sgd_by_hand(n):
 
 @pytest.mark.slow
 def test_it_is_sgd_by_hand():
-    n, check = 2, False
-    run, flush, state = step_of(n, SGD, True, check)
-    ours, losses, held = params(n), [], []
-    for step in range(STEPS):
-        ours, state, loss = run(ours, state, batch_of(step, n), batch_of(step + 1, n))
-        losses.append(loss)
-        held.append(int(rows_held(state)["users"].sum()))
+    """Where types are not checked; where they are: below."""
+    n = 2
+    losses, held, (ours, _), (flushed, emptied) = run_of(n, SGD, check=False)
     want, table, bias = sgd_by_hand(n)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     close(losses, want)
     assert min(held) > 0
     assert np.abs(ours["users"].whole() - table).max() > 0.01
-    flushed, emptied = flush(ours, state)
     close(flushed["users"].whole(), table)
     close(flushed["bias"], bias)
     assert not rows_held(emptied)["users"].any()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", [False, True])
-def test_it_is_training_without_a_schedule(check):
-    losses, held, (ours, _), (flushed, emptied), want = runs(2, check)
-    for loss, other in losses:
+def test_it_is_training_without_a_schedule():
+    n, check = 2, True
+    losses, held, (ours, _), (flushed, emptied) = run_of(n, ROWS, check)
+    plain, _, state = step_of(n, ROWS, False, check)
+    want = params(n)
+    for step, loss in enumerate(losses):
+        want, state, other = plain(want, state, batch_of(step, n), batch_of(step + 1, n))
         np.testing.assert_allclose(loss, other, rtol=1e-5)
     assert min(held) > 0
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -140,12 +137,12 @@ def test_it_is_training_without_a_schedule(check):
 
 @pytest.mark.slow
 def test_rows_of_another_batch_than_was_told_are_counted_and_none_is_lost():
-    _, held, (_, state), (flushed, _), want = runs(2, False, told=2)
+    n = 2
+    _, held, (_, state), (flushed, _) = run_of(n, SGD, check=False, told=2)
     assert min(held) > 0
     assert state[0].stale > 0
-    np.testing.assert_allclose(
-        flushed["users"].whole(), want["users"].whole(), rtol=1e-5, atol=1e-6
-    )
+    _, table, _ = sgd_by_hand(n)
+    np.testing.assert_allclose(flushed["users"].whole(), table, rtol=1e-5, atol=1e-6)
 
 
 # --- Bad input.

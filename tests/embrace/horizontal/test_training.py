@@ -50,12 +50,7 @@ def trained(n, optimizer, order, sync="dense", steps=STEPS):
     ("n", "optimizer", "sync"),
     [
         (2, "adam", "dense"),
-        *helpers.slow(
-            (2, "sgd", "dense"),
-            (2, "adagrad", "dense"),
-            (4, "adam", "zen"),
-            (8, "adam", "dense"),
-        ),
+        *helpers.slow((2, "sgd", "dense"), (4, "adagrad", "zen")),
     ],
 )
 def test_it_is_training_without_it(n, optimizer, sync):
