@@ -150,12 +150,12 @@ def test_every_gather(gather, n, values):
 
 @pytest.mark.slow
 def test_gpus_add_up_the_same():
-    for values in ("2bit", "int8"):
-        wanted = run(values)
-        with helpers.for_gpus():
-            tx = chain(values)
-            found = helpers.ranks(N)(tx, gradients())
-        assert helpers.octets(found.updates) == helpers.octets(wanted.updates)
+    codes = "2bit", "int8"
+    wanted = [run(values) for values in codes]
+    with helpers.for_gpus():
+        found = [helpers.ranks(N)(chain(values), gradients()) for values in codes]
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert helpers.octets(ours.updates) == helpers.octets(theirs.updates)
 
 
 def test_an_entry_takes_as_many_bits_as_pages_say():

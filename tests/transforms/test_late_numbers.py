@@ -3,6 +3,8 @@
 `docs/sharp_bits.md` says it of each. On all ranks it shows in the same step.
 """
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -25,24 +27,30 @@ AT_ONCE = tables.SPARSIFIERS.keys() - BY_SLOTS - BY_TURNS
 ALWAYS = ["TopK", "Sign"]
 
 
-def outcome(make, density, place, value, **options):
-    """Updates and states with a number on one rank at one step, and those without it."""
+@functools.cache
+def runs(make, density, **options):
+    """A program, and what it makes of gradients without the number."""
     own = sparsejax.sparsify(make(density), min_size=100, **options)
     case = Case(lambda: optax.chain(own, sparsejax.dense_sync(reduce="sum")))
     run, grads = program(case, case.make()), gradients(case, STEPS, "float32", seed=2)
-    clean = run(grads)
+    return run, grads, run(grads)[0]["w"][0]
+
+
+def outcome(make, density, place, value, **options):
+    """Updates and states with a number on one rank at one step, and those without it."""
+    run, grads, clean = runs(make, density, **options)
+    grads = {name: x.copy() for name, x in grads.items()}
     grads["w"][RANK, STEP, place] = value
     updates, states = run(grads)
     helpers.assert_same_on_all_ranks(updates)
     assert np.isfinite(np.delete(updates["w"], place, 2)).all()
-    return updates["w"][0], states, clean[0]["w"][0]
+    return updates["w"][0], states, clean
 
 
 def norms(states):
     """The norm of the residuals as each rank reads it, [ranks, steps]."""
-    at = lambda rank, step: jax.tree.map(lambda x: x[rank, step], states)
-    read = lambda rank, step: sparsejax.metrics(at(rank, step))["sparsify/residual_norm"]
-    return np.array([[read(rank, step) for step in range(STEPS)] for rank in range(N)])
+    read = lambda state: sparsejax.metrics(state)["sparsify/residual_norm"]
+    return np.asarray(jax.jit(jax.vmap(jax.vmap(read)))(states))
 
 
 @pytest.mark.parametrize("name", helpers.mostly_slow(sorted(AT_ONCE | BY_SLOTS), *ALWAYS))
@@ -64,7 +72,7 @@ def test_where_there_is_room_it_shows_in_its_step(name):
 def test_random_k_is_late_until_the_turn_of_its_place(value):
     """Its places are drawn before anything is known of the numbers, alike on all ranks."""
     density = 0.2
-    _, _, clean = outcome(sparsifiers.RandomK, density, PLACE, value)
+    _, _, clean = runs(sparsifiers.RandomK, density)
     # Whose turn comes late: some steps behind the gradient that has the number.
     first = np.argmax(clean[STEP:] != 0, 0) + STEP
     (places,) = np.nonzero((first == STEP + 4) & (clean[STEP:] != 0).any(0))
@@ -85,7 +93,7 @@ def test_random_k_is_late_until_the_turn_of_its_place(value):
 @pytest.mark.slow
 def test_without_a_memory_it_is_lost_with_what_is_not_chosen():
     make, options = sparsifiers.RandomK, {"memory": None}
-    _, _, clean = outcome(make, 0.2, PLACE, np.nan, **options)
+    _, _, clean = runs(make, 0.2, **options)
     for was_drawn in (True, False):
         place = np.flatnonzero((clean[STEP] != 0) == was_drawn)[0]
         updates, _, _ = outcome(make, 0.2, place, np.nan, **options)
