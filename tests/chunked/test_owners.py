@@ -16,7 +16,7 @@ from sparsejax.chunked.exchange import ChunkedExchange
 from sparsejax.state.by_owner import ByOwner
 from sparsejax.state.per_rank import find
 from tests import helpers
-from tests.chunked import owned, runs, test_chunked_sync
+from tests.chunked import owned, runs
 from tests.transforms import test_entry
 
 
@@ -179,14 +179,14 @@ def test_metrics_and_a_forecast_say_what_is_sent():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["stacked", *helpers.slow("typed")])
-def test_under_jit_each_shard_has_owners_of_its_own(way):
+def test_under_jit_each_shard_has_owners_of_its_own():
+    """Of gradients that are stacked by replica."""
     mesh, spec = helpers.grid(replica=4, fsdp=2), P("fsdp", None)
     tx = sparsejax.chunked_sync("replica", **SMALL, reduce="sum", decay=0.95)
     rng = np.random.default_rng(0)
     x = rng.integers(-50, 51, (mesh.size, *test_entry.SHAPE)).astype(np.float32)
     wanted, state = test_entry.in_shard_map(tx, mesh, spec, x)
-    found, after = test_chunked_sync.WAYS[way](tx, mesh, spec, x)
+    found, after = test_entry.stacked(tx, mesh, spec, x)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     ours, others = (sparsejax.metrics(s)["sync/wire_bytes"] for s in (after, state))
     assert float(ours) == float(others) > 0

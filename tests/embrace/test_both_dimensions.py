@@ -15,7 +15,8 @@ from tests.embrace.model import TABLES, batch_of, params as tables_of
 from tests.helpers import mesh_of
 
 
-LAZY = {exact: sparsejax.lazy(optax.adam(1e-2), exact=exact) for exact in (True, False)}
+# It keeps a sum of squares; `test_vertical` has those that move rows that no step lists.
+LAZY = sparsejax.lazy(optax.adagrad(0.1))
 WHICH = lambda params: {k: "rows" if k in TABLES else "dense" for k in params}
 STEPS = 4
 
@@ -36,9 +37,9 @@ def loss_fn(params, batch):
 
 
 @functools.cache
-def trainer_of(n, exact, vertical, carried):
+def trainer_of(n, vertical, carried):
     """A trainer with each dimension of the schedule, or without it."""
-    optimizer = optax.partition({"rows": LAZY[exact], "dense": optax.adam(1e-2)}, WHICH)
+    optimizer = optax.partition({"rows": LAZY, "dense": optax.adam(1e-2)}, WHICH)
     tx = optax.chain(sparsejax.embrace_sync(vertical=vertical, delayed=64), optimizer)
     if carried:
         tx = horizontal(tx)
@@ -47,8 +48,8 @@ def trainer_of(n, exact, vertical, carried):
 
 
 @functools.cache
-def trained(n, exact, vertical, carried):
-    trainer = trainer_of(n, exact, vertical, carried)
+def trained(n, vertical, carried):
+    trainer = trainer_of(n, vertical, carried)
     state, losses, held, seen = trainer.init(params(n)), [], [], []
     for batch, following in lookahead(batch_of(step, n) for step in range(STEPS)):
         told = (following,) if vertical else ()
@@ -59,7 +60,7 @@ def trained(n, exact, vertical, carried):
     if vertical or carried:
         final = trainer.flush(state).params
     else:
-        final, _ = settle(state.params, state.opt_state, LAZY[exact])
+        final, _ = settle(state.params, state.opt_state, LAZY)
     return losses, seen, final, held
 
 
@@ -68,9 +69,9 @@ settle = jax.jit(rows.settle, static_argnums=2)
 
 @pytest.mark.slow
 def test_both_dimensions_are_training_without_a_schedule():
-    n, exact = 2, True
-    want, wanted, whole, _ = trained(n, exact, vertical=False, carried=False)
-    losses, seen, ours, held = trained(n, exact, vertical=True, carried=True)
+    n = 2
+    want, wanted, whole, _ = trained(n, vertical=False, carried=False)
+    losses, seen, ours, held = trained(n, vertical=True, carried=True)
     np.testing.assert_allclose(losses, want, rtol=1e-6)
     assert min(held[:-1]) > 0
     np.testing.assert_allclose(seen, wanted, rtol=1e-5)
