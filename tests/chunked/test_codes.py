@@ -81,10 +81,18 @@ def test_planes_come_back(count):
     np.testing.assert_array_equal(unpack_planes(words, 6, count), x)
 
 
+SHORT = ["bfloat16", "int8", "2bit", "sign"]
+
+
+# One number alone: of a code with a table, and of one without.
 @pytest.mark.parametrize(
-    "name", helpers.mostly_slow(CODES, "bfloat16", "int8", "2bit", "sign")
+    ("name", "count"),
+    [
+        *((name, 100) for name in SHORT),
+        *helpers.slow(*((name, 100) for name in CODES if name not in SHORT)),
+        *helpers.slow(("2bit", 1), ("bfloat16", 1)),
+    ],
 )
-@pytest.mark.parametrize("count", [100, *helpers.slow(1)])
 def test_values_come_back_rounded(name, count):
     code = CODES[name]
     x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
