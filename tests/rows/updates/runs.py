@@ -1,4 +1,4 @@
-"""110 steps of a small model with a table, by a dense optimizer and by a lazy one."""
+"""200 steps of a small model with a table, by a dense optimizer and by a lazy one."""
 
 import functools
 
@@ -11,8 +11,8 @@ from sparsejax.rows import apply_updates, lazy, settle, value_and_grad
 from sparsejax.units.row_grads import is_row_grads
 
 
-STEPS, HEIGHT, WIDTH, LATE = 110, 40, 4, 35
-FIRST_LATE = 82  # the step before which row LATE is not touched
+STEPS, HEIGHT, WIDTH, LATE = 200, 40, 4, 35
+FIRST_LATE = 150  # the step before which row LATE is not touched
 
 
 @functools.cache

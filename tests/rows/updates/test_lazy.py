@@ -33,9 +33,9 @@ OPTIMIZERS = {
     "clipped and centred": optax.chain(
         optax.clip(0.02), optax.centralize(), optax.adam(1e-2)
     ),
-    "a schedule": optax.adamw(optax.warmup_cosine_decay_schedule(0, 2e-2, 25, 110)),
+    "a schedule": optax.adamw(optax.warmup_cosine_decay_schedule(0, 2e-2, 50, 200)),
     "an injected schedule": optax.inject_hyperparams(optax.adam)(
-        learning_rate=optax.linear_schedule(1e-3, 2e-2, 50)
+        learning_rate=optax.linear_schedule(1e-3, 2e-2, 100)
     ),
     "by leaf": optax.partition(
         {"table": optax.adam(1e-2), "others": optax.contrib.muon(1e-2)},
