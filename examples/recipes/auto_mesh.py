@@ -34,7 +34,7 @@ def step(params, state, ids):
 
 
 ids, losses = place(jnp.arange(256) * 3, P(("replica", "fsdp"))), []
-for _ in range(60):
+for _ in range(20):
     params, state, loss = step(params, state, ids)
     losses.append(float(loss))
 print(f"loss {losses[0]:.3f}, then loss {losses[-1]:.3f}")

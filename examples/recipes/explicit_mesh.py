@@ -34,6 +34,6 @@ def step(model, optimizer, ids):
     return loss
 
 
-ids = jax.random.randint(jax.random.key(0), 256, 0, 20_000)
-losses = [step(model, optimizer, jax.device_put(ids, P(BATCH))) for _ in range(60)]
+ids = jax.device_put(jax.random.randint(jax.random.key(0), 256, 0, 20_000), P(BATCH))
+losses = [float(step(model, optimizer, ids)) for _ in range(20)]  # waits for each step
 print(f"loss {losses[0]:.3f}, then loss {losses[-1]:.3f}")

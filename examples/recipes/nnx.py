@@ -34,7 +34,7 @@ ids = jax.random.randint(jax.random.key(0), (256,), 0, 1000)
 places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 state, ids = jax.device_put((state, ids), places)  # one program serves all steps then
 losses = []
-for _ in range(60):
+for _ in range(20):
     state, loss = step(state, ids)
     losses.append(float(loss))
 print(f"loss {losses[0]:.3f}, then loss {losses[-1]:.3f}")

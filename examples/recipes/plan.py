@@ -34,7 +34,7 @@ tx = optax.chain(sparsejax.sync(plan), optax.adam(1e-2))
 trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
 state = trainer.init(params)
 losses = []
-for _ in range(60):
+for _ in range(20):
     state, loss = trainer.step(state, ids)
     losses.append(float(loss))
 print(plan, f"loss {losses[0]:.3f}, then loss {losses[-1]:.3f}", sep="\n")

@@ -30,7 +30,7 @@ batch = {"x": x, "y": jnp.sin(x[:, :1])}
 trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
 state = trainer.init(params)
 losses = []
-for _ in range(60):
+for _ in range(20):
     state, loss = trainer.step(state, batch)
     losses.append(float(loss))
 print(f"loss {losses[0]:.3f}, then loss {losses[-1]:.3f}")

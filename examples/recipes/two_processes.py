@@ -32,7 +32,7 @@ normal = np.random.default_rng(0).standard_normal
 state = trainer.init({"embedding": normal((1000, 16), "f"), "out": normal((16, 10), "f")})
 share = np.random.default_rng(jax.process_index()).integers(0, 1000, 128)
 losses = []
-for _ in range(60):
+for _ in range(20):
     state, loss = trainer.step(state, share)
     losses.append(float(loss))
 if jax.process_index() == 0:  # Nothing here waits for the other process.

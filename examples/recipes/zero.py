@@ -33,7 +33,7 @@ def step(params, state, ids):
 
 
 ids, losses = jax.device_put(jnp.arange(256) ** 2 % 997, P("data")), []
-for _ in range(60):
+for _ in range(20):
     params, state, loss = step(params, state, ids)
     losses.append(float(loss))
 print(f"loss {losses[0]:.3f}, then loss {losses[-1]:.3f}")

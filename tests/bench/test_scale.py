@@ -24,7 +24,7 @@ UNITS, WIDTH = 4096, 16
         *helpers.slow(
             *((name, 16) for name in SCHEMES if name not in ("psum", "zen", "agsparse"))
         ),
-        *helpers.slow(("zen", 2), ("zen", 64)),
+        *helpers.slow(("zen", 2), ("zen", 32)),
     ],
 )
 def test_rounds_are_those_of_a_run(name, n):

@@ -109,7 +109,7 @@ def optimum(cost):
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_nothing_sends_less_than_the_two_of_theorem_1_among_many_units(overlap):
-    check_theorem(16, 1 << 18, overlap)
+    check_theorem(16, 1 << 16, overlap)
     costs.cache_clear()
 
 
