@@ -147,7 +147,6 @@ SLOW = ("all-reduce", "all-gather", "parallax", "zen rows")
 @pytest.mark.parametrize(
     ("name", "check"),
     [
-        ("hybrid", False),
         *helpers.slow(("both", False), ("hybrid", True), *((name, True) for name in SLOW)),
     ],
 )

@@ -70,30 +70,19 @@ def difference(run, other):
     return max(np.abs(a - b).max() for a, b in pairs)
 
 
-# Adam divides a gradient by its own magnitude, and would not see one of twice the size. SGD
-# does. What rounding leaves in a parameter is a part of its last places by SGD, and by Adam
-# a small share of one step, which is of the size of the learning rate.
-OPTIMIZERS = {
-    "sgd": (lambda: optax.sgd(0.5), 1e-5),
-    "adamw": (decoder_hsdp.adamw, decoder_hsdp.LEARNING_RATE / 15),
-}
+@pytest.mark.slow
+def test_zen_trains_as_jax_and_as_one_device(monkeypatch):
+    """Up to the order in which sums are taken: some units in the last place of each.
 
-
-@pytest.mark.parametrize(
-    ("optimizer", "sizes", "steps"),
-    [
-        *helpers.slow(("sgd", (4, 2), 10), ("adamw", (2, 4), 20)),
-    ],
-)
-def test_zen_trains_as_jax_and_as_one_device(optimizer, sizes, steps, monkeypatch):
-    """Up to the order in which sums are taken: some units in the last place of each."""
-    made, room = OPTIMIZERS[optimizer]
-    monkeypatch.setattr(decoder_hsdp, "adamw", made)
-    mesh = helpers.grid(replica=sizes[0], fsdp=sizes[1])
-    dense, zen = (trained(sync, mesh, steps) for sync in ("dense", "zen"))
-    for run in (zen, trained("dense", helpers.grid(replica=1, fsdp=1), steps)):
+    By SGD: Adam divides a gradient by its own magnitude, and would not see one of twice the
+    size. On four shards: other tests of this file have two.
+    """
+    monkeypatch.setattr(decoder_hsdp, "adamw", lambda: optax.sgd(0.5))
+    mesh = helpers.grid(replica=2, fsdp=4)
+    dense, zen = (trained(sync, mesh, 10) for sync in ("dense", "zen"))
+    for run in (zen, trained("dense", helpers.grid(replica=1, fsdp=1), 10)):
         np.testing.assert_allclose(run.losses, dense.losses, rtol=1e-5)
-        assert difference(run, dense) < room
+        assert difference(run, dense) < 1e-5
         assert run.replicas_equal
     assert zen.losses[-1] < zen.losses[0] - 1
     assert zen.sent["sync/dense_bytes"] == dense.sent["sync/wire_bytes"]
@@ -213,7 +202,7 @@ def entered(mesh, function, specs):
 
 @functools.cache
 def halves_of_a_step():
-    """The parameters, DGC's state, and a step in two: the gradients of devices, an update."""
+    """The parameters, DGC's state, and a step in two: gradients of devices, an update."""
     mesh = mesh_of_both()
     partial, by_device = P(unreduced=frozenset(mesh.axis_names)), P(mesh.axis_names)
     stack = entered(mesh, lambda x: x[None], (partial, by_device))

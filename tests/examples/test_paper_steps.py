@@ -48,7 +48,7 @@ def test_a_step_of_the_paper_s_size_is_traced(name, monkeypatch, tmp_path):
         file = pathlib.Path(data[1])
         file.write_text(5 * (file.read_text() + "\n"))
         words, width, _, *rest = module.SIZES["paper"]
-        monkeypatch.setitem(module.SIZES, "paper", (words, width, 2, *rest))  # of 32 alike
+        monkeypatch.setitem(module.SIZES, "paper", (words, width, 1, *rest))  # of 32 alike
     options = [*data, "--devices", str(example.devices), "--json"]
     # Rows take long to trace, and are arrays of the sizes of a batch.
     sync = {"rows": "zen"}.get(example.resumed, example.resumed)
