@@ -152,9 +152,9 @@ def counted():
         cells += [f"{row['sent'] / 1e6:,.1f}", f"{1e3 * row['device']:.2f}"]
         rows.append([row["load"], side, *cells, *(f"{1e3 * s:.2f}" for s in row["wire"])])
     text = """A step compiled for sixteen described H200s and counted. Times follow from
-stated costs (3 µs a launch, 10 µs a wait, 80% of 4.8 TB/s), beside the time of the bytes at
-three rates. **They are no measurements**: see the section above for how far they are off.
-Single numbers that are scattered take up to three times as long as counted."""
+stated costs (3 µs a launch, 10 µs a wait, 80% of 4.8 TB/s) and of what a scattered write
+took on an H200, beside the time of the bytes at three rates. **They are no measurements**:
+see the section above for how far they are off."""
     head = ["gradient", "scheme", "launches", "waits", "MB sent", "device, ms"]
     head += ["at 25 Gbit/s", "at 100", "at 400"]
     return "A step on a GPU, counted", text, table(head, rows, 2), results

@@ -49,7 +49,8 @@ Triton it is up to {times(gain[best])} times as fast as in plain XLA ({bare(best
 {between([1 / x for x in off], 2)} times what the profiler saw, so [what is
 counted](performance_tables.md#a-step-on-a-gpu-counted) is no measurement."""
     conditions = """Collectives are replaced by copies on the device. What is counted is
-what `make device` derives from the compiled program and stated costs."""
+what `make device` derives from the compiled program and stated costs. Numbers by plain XLA
+were measured before bitmaps were unpacked in the order of the array."""
     tables = ["A rank's step, on a GPU", "A step on a GPU, counted"]
     return "A rank's step, on a GPU", text, chart, conditions, tables
 
