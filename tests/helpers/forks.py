@@ -29,7 +29,7 @@ FILES = 0, 1, 2
 
 
 def serve(path):
-    """Forks until nobody wants it any more; returns in a fork alone, what that is to run."""
+    """Forks until nobody wants it any more; returns in a fork, which runs what that is."""
     for name in LOADED:
         importlib.import_module(name)
     forks = {}  # by connection
