@@ -335,7 +335,7 @@ def check_exchange_by(backend, made, operations):
         result = getattr(made, kernel.func.__name__)(*operands, **kernel.keywords)
         return types.as_varying(result, axes)
 
-    ranks, size = 3, 3001
+    ranks, size = 3, 1501
     for shape, density in (((), 0.1), ((3,), 0.03)):
         x = helpers.gradients(ranks, size, density, shape=shape, seed=5)
         seen = []
