@@ -242,10 +242,8 @@ def test_a_running_synchronization_tells_enough_for_a_plan():
     tx = sparsejax.zen_sync("data")
 
     def run(grads):
-        state = tx.init(helpers.parameters(grads))
-        for _ in range(2):
-            _, state = tx.update(grads, state)
-        return state
+        step = lambda state, _: (tx.update(grads, state)[1], None)
+        return jax.lax.scan(step, tx.init(helpers.parameters(grads)), length=2)[0]
 
     grads = gradients(0)
     state = on_ranks(run)(grads)

@@ -17,7 +17,7 @@ def test_what_is_damaged_for_one_process_is_refused_by_all(tmp_path):
     pytest.importorskip("orbax.checkpoint")
     address = processes.free_address()
     folder = tmp_path / "lr=[0.1]" / "5"
-    jobs = [processes.start(WORKER, folder, address, rank) for rank in (0, 1)]
+    jobs = [processes.fork(WORKER, folder, address, rank) for rank in (0, 1)]
     outputs = []
     try:
         for job in jobs:

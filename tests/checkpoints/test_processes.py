@@ -11,7 +11,7 @@ WORKER = "tests.checkpoints.worker"
 
 def by_one(folder, out, ranks):
     """What one process holds that goes on from a checkpoint, or writes it first."""
-    processes.wait([processes.start(WORKER, out, folder, ranks)])
+    processes.wait([processes.fork(WORKER, out, folder, ranks)])
     return dict(np.load(out))
 
 

@@ -24,11 +24,11 @@ from tests.fuzz import __main__ as main, campaign, data, kept, laws, pool, progr
 ROOT = pathlib.Path(__file__).parents[2]
 # By law: programs drawn besides those by which cases go all ways, and cases of all of them.
 BOUNDED = {
-    "sum": (9, 320),
-    "tree": (7, 96),
-    "chosen": (1, 24),
-    "entries": (2, 48),
-    "rows": (4, 160),
+    "sum": (3, 200),
+    "tree": (3, 56),
+    "chosen": (0, 16),
+    "entries": (1, 32),
+    "rows": (2, 120),
     "messages": (0, 252),
 }
 

@@ -1,12 +1,16 @@
 """Real processes of a `jax.distributed` job, which talk over gloo on this machine."""
 
+import atexit
+import functools
 import itertools
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -20,14 +24,55 @@ def free_address():
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def start(module, *arguments):
-    """Starts `python -m module arguments` without what is set for this process's JAX."""
+def start(module, *arguments, **more):
+    """Starts `python -m module arguments` without what is set for this process's JAX.
+
+    Args:
+        module: What runs as a script.
+        arguments: Its arguments.
+        more: Variables of its environment besides those of this process.
+    """
+    return _opened(["-m", module, *map(str, arguments)], more)
+
+
+def fork(module, *arguments, **more):
+    """The same for a tenth of the time, as `tests.helpers.forks` has imported JAX.
+
+    What JAX reads of the environment as it is imported may not be in `more`.
+    """
+    if sys.platform != "linux":  # elsewhere libraries forbid what is done after a fork
+        return start(module, *arguments, **more)
+    script = pathlib.Path(__file__).with_name("forks.py")
+    line = [script, "stand-in", _forks(script), module, *map(str, arguments)]
+    return _opened(["-I", "-S", *line], more)
+
+
+@functools.cache
+def _forks(script):
+    """The socket of a process that forks for this one."""
+    folder = tempfile.TemporaryDirectory()
+    path = pathlib.Path(folder.name, "socket")
+    # `-P`: its folder is no place to import from.
+    forks = _opened(["-P", script, "serve", path], {"PYTHONPATH": str(ROOT)})
+
+    def end():
+        forks.communicate()
+        folder.cleanup()
+
+    atexit.register(end)
+    while not path.exists():
+        assert forks.poll() is None, forks.communicate()[0]
+        time.sleep(0.05)
+    return path
+
+
+def _opened(arguments, more):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     environment["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # as in this one, for speed
     return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, arguments)],
+        [sys.executable, *arguments],
         cwd=ROOT,
-        env=environment,
+        env=environment | more,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -6,6 +6,7 @@ Jobs are of one kind each: the words for each exit, error and signal are in `tes
 `test_sidecar`.
 """
 
+import concurrent.futures
 import signal
 import time
 
@@ -15,17 +16,25 @@ from tests.helpers import processes
 from tests.jobs.watched_worker import BEFALLEN, ENDS, GOES_ON, LEAVES, TIMEOUT
 
 
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 ALLOWED = 10.0  # seconds, beside those of silence, on a machine that is busy
+AT_ONCE = 3
 JOB = "tests.jobs.watched_worker"
 # What befalls process 1 as well, and what befalls it instead.
 BOTH = {"raise", "SIGKILL", "return"}
 SECOND = {"the script ends", "SIGKILL, the others abort"}
 
 
-def some_slow(table, *quick):
-    """The names in a table; the tests of others than these are slow."""
-    slow = pytest.mark.slow
-    return [pytest.param(n, marks=() if n in quick else slow) for n in table]
+def some_at_once(table):
+    """The names in a table, three to a test: their jobs wait more than they compute."""
+    names = [*table]
+    return [names[first : first + AT_ONCE] for first in range(0, len(names), AT_ONCE)]
+
+
+def jobs_of(faults):
+    """By fault what `jobs` gives, of jobs that run at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from zip(faults, pool.map(jobs, faults), strict=True)
 
 
 def jobs(fault, ranks=2):
@@ -41,7 +50,7 @@ def jobs(fault, ranks=2):
 
 def start(fault, ranks, victim):
     address = processes.free_address()
-    return [processes.start(JOB, n, ranks, address, fault, victim) for n in range(ranks)]
+    return [processes.fork(JOB, n, ranks, address, fault, victim) for n in range(ranks)]
 
 
 def ended(job):
@@ -67,45 +76,44 @@ def ended_by_library(code):
     return code in (1, -signal.SIGABRT)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("fault", some_slow(ENDS))
-def test_a_process_that_ends_in_its_block_ends_all_by_its_name(fault):
-    way = ENDS[fault]
-    for victim, (codes, texts, seconds) in jobs(fault).items():
-        assert seconds < ALLOWED + way.silent * TIMEOUT, texts
-        for rank, (code, text) in enumerate(zip(codes, texts, strict=True)):
-            assert sentence(text).startswith(f"process {victim} on host "), text
-            assert way.says in sentence(text)
-            wanted = way.status if rank == victim else way.others
-            assert code == wanted or (wanted in (1, None) and ended_by_library(code)), text
+@pytest.mark.parametrize("faults", some_at_once(ENDS), ids=", ".join)
+def test_a_process_that_ends_in_its_block_ends_all_by_its_name(faults):
+    for fault, by_victim in jobs_of(faults):
+        way = ENDS[fault]
+        for victim, (codes, texts, seconds) in by_victim.items():
+            assert seconds < ALLOWED + way.silent * TIMEOUT, texts
+            for rank, (code, text) in enumerate(zip(codes, texts, strict=True)):
+                assert sentence(text).startswith(f"process {victim} on host "), text
+                assert way.says in sentence(text)
+                wanted = way.status if rank == victim else way.others
+                right = code == wanted or (wanted in (1, None) and ended_by_library(code))
+                assert right, (fault, code, text)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("fault", some_slow(LEAVES))
-def test_a_process_that_leaves_before_the_others_ends_all_by_its_name(fault):
-    for victim, (codes, texts, seconds) in jobs(fault).items():
-        assert seconds < TIMEOUT + ALLOWED, texts
-        for code, text in zip(codes, texts, strict=True):
-            assert ended_by_library(code), text
-            assert sentence(text).startswith(f"process {victim} on host "), text
-            left, _, still = sentence(text).partition(f", and process {1 - victim} on ")
-            assert "left its block at " in left
-            assert "is still in it 4 s later: all processes must take the same" in still
+@pytest.mark.parametrize("faults", some_at_once(LEAVES), ids=", ".join)
+def test_a_process_that_leaves_before_the_others_ends_all_by_its_name(faults):
+    for _, by_victim in jobs_of(faults):
+        for victim, (codes, texts, seconds) in by_victim.items():
+            assert seconds < TIMEOUT + ALLOWED, texts
+            for code, text in zip(codes, texts, strict=True):
+                assert ended_by_library(code), text
+                assert sentence(text).startswith(f"process {victim} on host "), text
+                left, _, still = sentence(text).partition(f", and process {1 - victim} on ")
+                assert "left its block at " in left
+                assert "is still in it 4 s later: all processes must take the same" in still
 
 
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("fault", some_slow(GOES_ON))
-def test_a_job_goes_on_to_its_end(fault):
-    for codes, texts, _ in jobs(fault).values():
-        assert codes == [0, 0], texts
-        assert "sparsejax: " not in "".join(texts)
-        if fault == "SIGTERM, and all save":
-            (first, second) = [text.partition("saved at step ")[2] for text in texts]
-            assert first.split()[0] == second.split()[0]
+@pytest.mark.parametrize("faults", some_at_once(GOES_ON), ids=", ".join)
+def test_a_job_goes_on_to_its_end(faults):
+    for fault, by_victim in jobs_of(faults):
+        for codes, texts, _ in by_victim.values():
+            assert codes == [0, 0], (fault, texts)
+            assert "sparsejax: " not in "".join(texts)
+            if fault == "SIGTERM, and all save":
+                (first, second) = [text.partition("saved at step ")[2] for text in texts]
+                assert first.split()[0] == second.split()[0]
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("fault", ["abort", "the script ends"])
 def test_the_third_of_three_hears_of_it(fault):
     """Of process 0 by itself, of process 1 by process 0."""

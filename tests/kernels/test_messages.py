@@ -106,17 +106,15 @@ def test_pallas_clears_what_it_writes_and_nothing_behind_an_end(name, monkeypatc
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["coo8", *helpers.slow("bitmap", "rows of five halves")])
 def test_what_arrives_in_pieces_is_added_piece_by_piece(name):
-    unpack = functools.partial(kernels.unpack_message, backend="reference")
-    index = functools.partial(kernels.index_message, backend="reference")
-    messages.check_pieces(index, unpack, messages.CASES[name])
+    index = running("reference", "index_message")
+    messages.check_pieces(index, unpacking("reference"), messages.CASES[name])
 
 
 @pytest.mark.parametrize("name", helpers.slow(*messages.BITMAPS))
 def test_bitmaps_are_unpacked_whole_and_piece_by_piece(name):
-    check = functools.partial(messages.check_bitmaps, case=messages.BITMAPS[name])
-    named = {"backend": "triton"} if ON_GPU else {"backend": "reference"}
-    how = lambda function: functools.partial(function, **named)
-    check(how(kernels.index_message), how(kernels.unpack_message))
+    backend = "triton" if ON_GPU else "reference"
+    index = running(backend, "index_message")
+    messages.check_bitmaps(index, unpacking(backend), messages.BITMAPS[name])
 
 
 def test_bitmaps_that_no_kernel_unpacks_are_refused():

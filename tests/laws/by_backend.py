@@ -1,6 +1,6 @@
 """Schemes run by the kernels of one backend, and by their reference, side by side.
 
-    python -m tests.laws.by_backend BACKEND [SCHEME ...]
+    python -m tests.laws.by_backend BACKEND [SCHEME[:SHAPE] ...]
 
 holds schemes, or all of the conformance table, to the law with the kernels of "pallas" or
 of "triton" in their interpreters, or with Triton's compiled for a GPU and executed from
@@ -173,8 +173,9 @@ def main() -> None:
     backend, *names = sys.argv[1:]
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", RANKS)
-    for name in names or SCHEMES:
-        for shape in _SHAPES:
+    for given in names or SCHEMES:
+        name, _, only = given.partition(":")
+        for shape in [only] if only else _SHAPES:
             if shape == "listed rows" and name in NOT_LISTED:
                 continue
             compared = check(name, shape, kernels_of(backend))

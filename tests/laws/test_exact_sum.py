@@ -352,18 +352,10 @@ def test_shards_on_a_second_axis_may_differ_in_density(name, check_vma):
     np.testing.assert_array_equal(jax.jit(step)(x), x.sum(0))
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        *((name, (2**29 + 64,)) for name in ALWAYS),
-        *helpers.slow(
-            *((name, (2**29 + 64,)) for name in OF_EACH_KIND if name not in ALWAYS),
-            *((name, (2**23, 128)) for name in ("balanced", "zen_bytes", *OF_EACH_KIND)),
-        ),
-    ],
-)
-def test_arrays_of_more_than_two_gib_are_traced(name, shape):
-    scheme = SCHEMES[name]
+@pytest.mark.parametrize("name", ALWAYS)
+def test_arrays_of_more_than_two_gib_are_traced(name):
+    """All of them, with numbers and rows as units: `tests/fuzz/test_sizes.py`."""
+    scheme, shape = SCHEMES[name], (2**29 + 64,)
 
     def run(x):
         x = x.reshape(shape)

@@ -22,7 +22,6 @@ SYSTEMS = {
     "dgc": lambda: optax.chain(sparsejax.dgc(**EVERY), sparsejax.zen_sync("data", **SMALL)),
     "power_sgd": lambda: sparsejax.transforms.power_sgd_sync(1, "data"),
     "accumulate": lambda: sparsejax.accumulate(sparsejax.dense_sync("data"), every=2),
-    "spardl": lambda: sparsejax.spardl_sync(0.1, "data", **SMALL),
     "ok_topk": lambda: sparsejax.ok_topk_sync(0.1, "data", **SMALL),
     "omni_reduce": lambda: sparsejax.sync(schemes.OmniReduce(8), "data", **SMALL),
 }

@@ -21,6 +21,7 @@ from sparsejax.units.row_grads import RowGrads
 from sparsejax.wire import Wire, ordered
 from tests import helpers
 from tests.laws.test_conservation import LOSSY
+from tests.laws.test_exact_rows import AS_OTHERS
 from tests.laws.test_exact_sum import OF_EACH_KIND, SCHEMES
 
 
@@ -117,11 +118,7 @@ def test_copies_of_rows_are_added_in_order(name):
     check(of_dense(SCHEMES[name], (HEIGHT, WIDTH)), name not in ADD_NOTHING)
 
 
-# Its rows are Zen's.
-SEEN = ["zen_after_a_step"]
-
-
-@pytest.mark.parametrize("name", table("ag_sparse", "all_reduce", but=SEEN))
+@pytest.mark.parametrize("name", table("ag_sparse", "all_reduce", but=AS_OTHERS))
 def test_copies_of_listed_rows_are_added_in_order(name):
     check(of_listed(SCHEMES[name]))
 

@@ -47,7 +47,7 @@ def test_kernels_hold_in_any_order(case, arch):
 
 def sums(ordered: bool) -> set[bytes]:
     """What four senders add up to, in three orders of warps."""
-    case = messages.Case(density=(0.3,) * 4, capacity=512)
+    case = messages.Case(words=9, density=(0.3,) * 4, capacity=128)
     message, values = case.received.copy(), case.numbers[messages.AT + 4]
     drawn = np.random.default_rng(0).standard_normal((4, case.length)).astype(np.float32)
     message[:, values : values + case.length] = drawn.view(np.uint32)

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -17,19 +15,11 @@ WORKER = "tests.advise.doctor.agreeing_worker"
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 
-def started(arguments, environments=({}, {})):
-    """Processes of a worker, each with more variables of its own."""
+def joined(arguments):
+    """Processes of a worker, one for each list of arguments."""
     address = processes.free_address()
-    own = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     return [
-        subprocess.Popen(
-            [sys.executable, "-m", WORKER, address, str(rank), str(len(arguments)), *given],
-            cwd=processes.ROOT,
-            env=own | {"PYTHONPATH": str(processes.ROOT)} | environments[rank],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        processes.fork(WORKER, address, rank, len(arguments), *given)
         for rank, given in enumerate(arguments)
     ]
 
@@ -58,7 +48,7 @@ def ended(job):
     ],
 )
 def test_a_job_is_taken_or_refused_on_all_processes(arguments, match):
-    for output in outputs(started(arguments)):
+    for output in outputs(joined(arguments)):
         assert re.search(match, output, re.MULTILINE), output
 
 
@@ -71,14 +61,16 @@ def test_another_version_on_one_host_is_refused_on_all(tmp_path):
     )
     path = os.pathsep.join([str(tmp_path), str(processes.ROOT)])
     other = {"PYTHONPATH": path, "JAX_ENABLE_X64": "1"}
-    for output in outputs(started((["1"], ["1"]), ({}, other))):
+    address = processes.free_address()
+    first = processes.fork(WORKER, address, 0, 2, 1)
+    for output in outputs([first, processes.start(WORKER, address, 1, 2, 1, **other)]):
         assert re.search(r"optax is \S+ on host .*, and 9\.9\.9 on host", output), output
         assert "jax_enable_x64 is False on host" in output
         assert "Install the same on all hosts." in output
 
 
 def test_a_process_that_says_nothing_is_named_and_not_waited_for():
-    jobs = started((["1", "short"], ["1", "short"], ["1", "late"]), ({}, {}, {}))
+    jobs = joined((["1", "short"], ["1", "short"], ["1", "late"]))
     try:
         for job in jobs[:2]:
             output, _ = job.communicate(timeout=processes.TIMEOUT)
@@ -94,7 +86,7 @@ def test_a_process_that_says_nothing_is_named_and_not_waited_for():
 
 def doctor(*arguments, rank=None, address=None):
     job = ["--coordinator", address, "--processes", "2", "--process", rank, "--one-host"]
-    return processes.start("sparsejax", "doctor", *(job if address else ()), *arguments)
+    return processes.fork("sparsejax", "doctor", *(job if address else ()), *arguments)
 
 
 def test_the_doctor_examines_a_job_from_rank_0_and_all_end_alike():
@@ -136,12 +128,12 @@ def test_the_doctor_refuses_what_is_asked_in_another_way_on_a_rank():
 
 def test_the_doctor_ends_where_a_process_says_nothing():
     address = processes.free_address()
-    silent = processes.start("tests.advise.doctor.silent_worker", address)
-    examined = doctor("--timeout", "10", rank=0, address=address)
+    silent = processes.fork("tests.advise.doctor.silent_worker", address)
+    examined = doctor("--timeout", "4", rank=0, address=address)
     output, _ = examined.communicate(timeout=processes.TIMEOUT)
     ended(silent)
     assert examined.returncode == 1, output
-    assert "process 1 of 2 did not say whether it has its model within 10 s" in output
+    assert "process 1 of 2 did not say whether it has its model within 4 s" in output
 
 
 def test_the_doctor_says_where_a_model_is_missing_and_where_no_job_is():
@@ -159,24 +151,10 @@ def test_the_doctor_says_where_a_model_is_missing_and_where_no_job_is():
 def numbered(*numbers, of, environments):
     """What processes say that join a job of so many as these numbers."""
     address = processes.free_address()
-    own = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
-    command = [
-        sys.executable,
-        "-m",
-        "tests.advise.doctor.numbered_worker",
-        address,
-        str(of),
-    ]
+    worker = "tests.advise.doctor.numbered_worker"
     return outputs(
         [
-            subprocess.Popen(
-                [*command, str(number)],
-                cwd=processes.ROOT,
-                env=own | {"PYTHONPATH": str(processes.ROOT)} | more,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            processes.fork(worker, address, of, number, **more)
             for number, more in zip(numbers, environments, strict=True)
         ]
     )
@@ -209,7 +187,7 @@ def launched(monkeypatch, module, *line, numbers, of):
     for number in numbers:
         for name, value in (job | {"PROCID": number, "LOCALID": 0}).items():
             monkeypatch.setenv(f"SLURM_{name}", str(value))
-        started.append(processes.start(module, *line))
+        started.append(processes.fork(module, *line))
     return started
 
 
