@@ -109,8 +109,10 @@ def parts_of(parts: int, per_part: int, seed: int) -> jax.Array:
     words = _turn_words(lax.iota(jnp.uint32, per_part // WORD), parts, seed)
     turned = _weighed(unpack(words), parts)
     if policy().fused:
-        # Else XLA hashes the words anew for each column.
-        turned = lax.optimization_barrier(turned)
+        # Else XLA hashes the words anew for each column. They are read once for each.
+        small = jnp.uint8 if parts <= 256 else jnp.int32
+        turned = lax.optimization_barrier(_modulo(turned, parts).astype(small))
+        turned = turned.astype(jnp.int32)
     column = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
     return _modulo(column + turned, parts)
 

@@ -88,6 +88,7 @@ TIMES = [
     Column("launching ms", lambda row: row["seconds"]["launching"], ".2f", 1e3),
     Column("waiting ms", lambda row: row["seconds"]["waiting"], ".2f", 1e3),
     Column("moving ms", lambda row: row["seconds"]["moving"], ".2f", 1e3),
+    Column("beyond ms", lambda row: costs.beyond(row["seconds"]), ".2f", 1e3),
     Column("device ms", "device", ".2f", 1e3),
     Column("limit ms", "least_device", ".2f", 1e3),
     *(

@@ -2,7 +2,8 @@
 
 A kernel moves bytes, computes and scatters at the same time, so it takes as long as the
 slowest of the three: "moving" is the time of its bytes, "computing" and "scattering" are
-what it takes beyond that.
+what it takes beyond that. An update that is dropped counts as one that is written, since no
+text says how many are: "scattering" is an upper bound.
 
 The costs are stated, except for that of a scattered write: an unpack of 19.1 million of
 them took 1.03 ms on an H200. `--costs FILE` replaces them by a JSON object with the fields
@@ -79,6 +80,11 @@ class Costs:
             "computing": computing,
             "scattering": scattering,
         }
+
+
+def beyond(seconds: dict[str, float]) -> float:
+    """What kernels take beyond the time of their bytes, of `Costs.seconds`."""
+    return seconds.get("computing", 0.0) + seconds.get("scattering", 0.0)
 
 
 def on_wire(sent: float, rate: float) -> float:

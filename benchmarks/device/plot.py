@@ -4,7 +4,13 @@ from benchmarks.device.costs import RATES
 from benchmarks.harness import figure
 
 
-PARTS = {"launching": "#4c72b0", "waiting": "#dd8452", "moving": "#55a868"}
+PARTS = {
+    "launching": "#4c72b0",
+    "waiting": "#dd8452",
+    "moving": "#55a868",
+    "computing": "#8172b3",
+    "scattering": "#c44e52",
+}
 
 
 # An all-reduce hardly works; its bytes are in the title.
@@ -26,7 +32,7 @@ def draw(rows: list[dict]) -> None:
         here = [of_load[scheme] for scheme in SCHEMES if scheme in of_load]
         below = [0.0] * len(here)
         for part, colour in PARTS.items():
-            heights = [1e3 * row["seconds"][part] for row in here]
+            heights = [1e3 * row["seconds"].get(part, 0) for row in here]
             axis.bar(range(len(here)), heights, 0.5, bottom=below, color=colour, label=part)
             below = [a + b for a, b in zip(below, heights, strict=True)]
         for i, (rate, mark) in enumerate(zip(RATES, "ovs", strict=True)):

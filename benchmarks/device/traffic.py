@@ -123,10 +123,13 @@ def _alone(program, within, instruction):
 def _read(program, inside, one) -> float:
     """Bytes that are read of a value inside a kernel, by all who take of it."""
     total = 0.0
+    if one.opcode != "parameter" and one in _results(inside):
+        return float(one.bytes)
     for user in inside.users[one.name]:
         first = user.operands[0] == one.name and one.name not in user.operands[1:]
         if user.opcode in _TAKES and first:
-            total += user.bytes
+            # What is taken may itself be taken from.
+            total += min(user.bytes, _read(program, inside, user))
         elif user.opcode == "dynamic-update-slice" and first:
             # In place: what stays is not looked at.
             continue

@@ -32,8 +32,9 @@ from pallas_kernels.types import as_varying, varying_axes
 
 # How many rows of a run of equal indices are added by one kernel.
 _AT_ONCE = 32
-# So many senders are added by a turn of a loop: a turn takes a launch more than it adds.
-_UNROLLED = 4
+# So many senders are added by a turn of a loop, each by a kernel to compile: a turn takes a
+# launch more.
+_UNROLLED = 16
 
 
 def apart(places: jax.Array, size: int) -> jax.Array:

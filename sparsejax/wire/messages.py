@@ -246,12 +246,12 @@ class _Transmission:
             message: This rank's.
         """
         numbers = np.flatnonzero(bitmaps)
-        senders = [self.senders[number] for number in numbers]
         # No more room than the longest of these needs.
         longest = max(self.ladder.rungs[number].words for number in numbers)
+        cut = lambda send: lambda message: send(message)[:, :longest]
+        senders = [cut(self.senders[number]) for number in numbers]
         side = jnp.asarray(np.cumsum(bitmaps, dtype=np.int32) - 1)[lengths.rung]
-        arrived = lax.switch(side, senders, message[:, :longest])
-        arrived, counts = self.received(arrived)
+        arrived, counts = self.received(lax.switch(side, senders, message))
         unpack = functools.partial(at_once.unpack_in_order, self.form, arrived)
         return unpack(lengths.numbers, self.fold, self.start, lengths.at_last), counts
 

@@ -220,6 +220,25 @@ def test_a_slice_that_is_updated_in_place_moves_the_slice():
     assert (done.read, done.written) == (1024 + 4, 1024)
 
 
+def test_of_a_slice_no_more_is_read_than_is_taken_of_it():
+    more = """
+%take (whole: f32[1000000]) -> f32[8] {
+  %whole = f32[1000000]{0} parameter(0)
+  %half = f32[500000]{0} slice(%whole), slice={[0:500000]}
+  %rows = f32[1000,500]{1,0} bitcast(%half)
+  %some = f32[1,8]{1,0} slice(%rows), slice={[0:1], [0:8]}
+  ROOT %done = f32[8]{0} bitcast(%some)
+}
+"""
+    text = entry(
+        "%w = f32[1000000]{0} constant({...})",
+        "ROOT %y = f32[8]{0} fusion(%w), kind=kLoop, calls=%take",
+        more=more,
+    )
+    done = counted(text)
+    assert (done.read, done.written) == (32, 32)
+
+
 @pytest.mark.parametrize(("combine", "again"), [("a", 1), ("b", 0)])
 def test_a_scatter_moves_what_it_changes_and_a_gather_what_it_takes(combine, again):
     """A sum reads what is there before it writes; what is set is not read."""
