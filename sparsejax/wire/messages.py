@@ -19,13 +19,13 @@ On CPUs messages go in rounds, whose work walks over the entries a tile at a tim
 `tiles`. On GPUs, where each turn of a loop whose length is data asks the host and waits for
 it, all parts are packed, and all messages unpacked, at once: see `at_once`. One message
 holds what there is, and a stage asks once: nothing, a message of one of the sizes, or, of
-what exceeds the longest, rounds of the longest and one message for the rest.
+what exceeds the longest, rounds of the longest and one message for the rest. Of numbers
+it may ask before whether bitmaps are unpacked in the array's order (`at_once.in_order`).
 
 Where our kernels pack and unpack, each size's branch does it itself: a kernel is compiled
-once for all sizes, and no buffer has room for the longest. A long message that
-goes to all is then sent in pieces, one after the other: what tells its slots, and its
-values in runs. A piece is unpacked before the next is sent, so that of what all ranks send
-only a piece is in memory. The bytes are those of the whole message.
+once for all sizes, and no buffer has room for the longest. A long message that goes to all
+is then sent in pieces: what tells its slots, and its values in runs. A piece is unpacked
+before the next is sent, so only a piece is in memory. The bytes are those of the whole.
 """
 
 import dataclasses
