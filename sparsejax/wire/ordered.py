@@ -15,9 +15,9 @@ Only owners choose. Schemes without them add in order always, and so does a rank
 up entries of its own. On CPUs all sums are ordered.
 
 `MOST_SENDERS` comes from the count of a step on H200s (`benchmarks.device`): a sender costs
-1.25 launches of 3 us, and few bytes; 32 of them cost 0.13 to 0.16 ms. At 400 Gbit/s that is
-2.4% of the exchange of the paper's LSTM and 4.7% of that of 128 million numbers; 64 would
-be 9.4% of the latter. `tests/bench/device` holds the limit of 5% to the record.
+a launch of 3 us, and few bytes; 32 of them cost 0.08 to 0.13 ms. At 400 Gbit/s that is
+1.6% of the exchange of the paper's LSTM and 4.4% of that of 128 million numbers; 64 would
+be 8.7% of the latter. `tests/bench/device` holds the limit of 5% to the record.
 """
 
 from collections.abc import Sequence
