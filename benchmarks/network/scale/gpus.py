@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.data import workloads
 from benchmarks.device.compiled import IN_ANY_ORDER
-from benchmarks.device.costs import Costs
+from benchmarks.device.costs import Costs, beyond
 from benchmarks.harness import record as records
 from benchmarks.harness.record import say
 from benchmarks.harness.results import Results
@@ -88,7 +88,8 @@ def device_seconds(row: dict, sent: float, ranks: int) -> float:
     least = min(2.0 * row["array"], row["read"] + row["written"])
     more = max(1.0, sent / row["sent"])
     moved = least + (row["read"] + row["written"] - least) * more
-    return cost.launch * launches + cost.wait * row["waits"] + cost.moving(moved)
+    working = cost.moving(moved) + beyond(row["seconds"]) * more
+    return cost.launch * launches + cost.wait * row["waits"] + working
 
 
 def _compare(row, sent):
