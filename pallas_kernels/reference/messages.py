@@ -59,7 +59,7 @@ class Places:
 
 
 class Run(NamedTuple):
-    """Which entries a message has, and where: what is data, the same for all parts.
+    """A run of entries, and their places in a message: data, equal for all parts.
 
     Attributes:
         first: The rank of the first entry.

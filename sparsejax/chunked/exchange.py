@@ -242,7 +242,7 @@ class ChunkedExchange:
 
     def step(self, given: Accumulated, state: ExchangeState, wire: Wire) -> Outcome:
         """Sends the largest entries; see `Lossy.step`."""
-        paths, accumulated, dtypes = given.paths, given.leaves, given.dtypes
+        paths, accumulated, likes = given.paths, given.leaves, given.likes
         dense, weight, entered = given.dense, given.weight, given.entered
         if entered is not None:
             blocks.check_scatter(self.name, paths, entered.scatter)
@@ -268,12 +268,11 @@ class ChunkedExchange:
             push, pull = push + found.push, pull + found.pull
             sent, back = sent + cost.sent, back + cost.back
             for i, total, x in zip(places, found.totals, found.left, strict=True):
-                summed[i], left[i] = total.astype(dtypes[i]), x
-        pairs = zip(accumulated, dtypes, strict=True)
+                summed[i], left[i] = total.astype(likes[i].dtype), x
         counts = traffic(
             stage(push, push, 1),
             stage(pull, pull, float(pull > 0)),
-            dense=sum(wire.dense_bytes(x.size, dtype) for x, dtype in pairs),
+            dense=sum(wire.dense_bytes(x.size, x.dtype) for x in likes),
             before=1.0 if dense else sent / size,
             after=1.0 if dense else back / size,
             inside=0.0 if entered is None else sum(entered.inside),

@@ -205,18 +205,23 @@ class Exchange:
     def step(self, given: Accumulated, state: ExchangeState, wire: Wire) -> Outcome:
         """Sums the leaves; see `Lossy.step`."""
         paths, accumulated, entered = given.paths, given.leaves, given.entered
-        buckets = self._buckets(paths, _like(given))
+        typed = _like(given)
+        buckets = self._buckets(paths, typed)
         if given.ids:
             check_ids(buckets, given.ids, given.masked)
             given = given._replace(ids=None) if given.moving else given
         sent, left, schemes, traffic, exchanged = {}, {}, {}, {}, []
         shared = [None if given.dense else joint.is_shared(leaf) for leaf in accumulated]
         chosen = dataclasses.replace(wire, deterministic=self.deterministic)
+        # Rules are looked up once for all leaves, and not for each bucket.
+        of_rows = self.assignment.of_rows(paths, typed)
         groups = list(joint.together(buckets, accumulated, shared))
         for joined in groups:
             befores = [state.schemes[bucket.name] for bucket in joined]
             bucket = joint.as_one(joined, accumulated)
-            totals, rest, after, counts = self._exchange(bucket, befores[0], given, chosen)
+            totals, rest, after, counts = self._exchange(
+                bucket, befores[0], given, chosen, of_rows
+            )
             names = [bucket.name for bucket in joined]
             schemes |= dict(zip(names, joint.kept(after, befores), strict=True))
             exchanged.append(counts)
@@ -241,13 +246,15 @@ class Exchange:
             state._replace(schemes=schemes, traffic=traffic, totals=totals, sums=sums),
         )
 
-    def _exchange(self, bucket, before, given, wire):
+    def _exchange(self, bucket, before, given, wire, of_rows):
         """The totals and the left out parts of a bucket's leaves, its state and traffic."""
         leaves, likes, ids, entered = given.leaves, given.likes, given.ids, given.entered
         dtype = likes[bucket.leaves[0]].dtype
         may_split = not bucket.needs_ranks
         rows = may_split and any(is_row_grads(leaves[i]) for i in bucket.leaves)
-        sent, traffic = self._sums_of_rows(bucket, given, wire) if rows else ({}, [])
+        sent, traffic = ({}, [])
+        if rows:
+            sent, traffic = self._sums_of_rows(bucket, given, wire, of_rows)
         cut = []
         if entered is not None:
             whole = bucket.without(sent)
@@ -302,10 +309,9 @@ class Exchange:
             traffic.append(counts)
         return sent, traffic
 
-    def _sums_of_rows(self, bucket, given, wire):
+    def _sums_of_rows(self, bucket, given, wire, of_rows):
         """The sums of leaves that are rows, where lists of rows are sent; their traffic."""
         sent, traffic, leaves = {}, [], given.leaves
-        of_rows = self.assignment.of_rows(given.paths, _like(given))
         inner = wire.ranks // self._across(wire).ranks
         listed = tables.listed(bucket, leaves, of_rows, wire.ranks, inner)
         for places, add_up in pieces.of_rows(listed, given.entered):

@@ -52,7 +52,7 @@ class Accumulated(NamedTuple):
     Attributes:
         paths: The leaves' paths.
         leaves: The leaves; float32 or wider where they have a residual.
-        dtypes: Of the gradients, in which leaves are to be sent.
+        likes: The shapes of the leaves, with the dtypes in which they are to be sent.
         dense: Whether everything is sent.
         ids: The rows that this rank's batch touched, by path, if the caller knows.
         masked: Whether ids may be of leaves that were masked.
@@ -65,7 +65,7 @@ class Accumulated(NamedTuple):
 
     paths: Sequence[str]
     leaves: Sequence[Any]
-    dtypes: Sequence[Any]
+    likes: Sequence[jax.ShapeDtypeStruct]
     dense: bool = False
     ids: Any = None
     masked: bool = False
@@ -73,12 +73,6 @@ class Accumulated(NamedTuple):
     weight: Any = None
     entered: LeafPlaces | None = None
     params: Sequence[Any] | None = None
-
-    @property
-    def likes(self) -> list[jax.ShapeDtypeStruct]:
-        """The shapes of the leaves, with the gradients' dtypes."""
-        pairs = zip(self.leaves, self.dtypes, strict=True)
-        return [jax.ShapeDtypeStruct(leaf.shape, dtype) for leaf, dtype in pairs]
 
 
 class Outcome(NamedTuple):
@@ -271,8 +265,8 @@ def feedback(
             checks.check_weight(lossy, updates, any(needed + moving))
             if lossy.entry.sums and not lossy.takes_weight:
                 leaves = list(map(Weight.of(weight, wire).of_leaf, leaves))
-        dtypes = [leaf.dtype for leaf in leaves]
-        given = Accumulated(paths, leaves, dtypes, dense, None, masked, any(moving))
+        likes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        given = Accumulated(paths, leaves, likes, dense, None, masked, any(moving))
         own_weight = weight if lossy.takes_weight else None
         given = given._replace(weight=own_weight, entered=entered)
         own = _Update(lossy, memory, structure, given, wire)
@@ -297,13 +291,13 @@ def _read(lossy, structure, params):
 
 
 class _Update(NamedTuple):
-    """What is known when an update is traced, but for the arrays.
+    """An update as it is traced: all but the arrays.
 
     Attributes:
-        lossy: What sends.
-        memory: How the part that was left out is brought back.
-        structure: Of the tree of leaves.
-        given: What the caller says of the leaves.
+        lossy: The sparsifier, or the exchange.
+        memory: How residuals are brought back.
+        structure: The structure of the tree of leaves.
+        given: The leaves' paths and types, and what the caller of `update` says of them.
         wire: The ranks.
     """
 
@@ -314,7 +308,7 @@ class _Update(NamedTuple):
     wire: Wire
 
     def exchanged(self, leaves, state, ids, params):
-        """What is sent of the leaves, and the next state."""
+        """Sends the leaves; returns those that go on, and the next state."""
         lossy, memory, structure, given, wire = self
         residuals = _unpacked(structure, state.residual, len(leaves))
         momenta = _unpacked(structure, state.momentum, len(leaves))
@@ -388,7 +382,7 @@ def _norm(structure, residual, wire, entered):
 def _remembered(
     lossy: Lossy, memory: Memory | None, paths: list[str], leaves: list[Any]
 ) -> tuple[list[bool], list[bool]]:
-    """Which leaves have a residual, and which a velocity: those of fractions."""
+    """Says which leaves have a residual, and which a velocity: floating-point ones."""
     if memory is None:
         return [False] * len(leaves), [False] * len(leaves)
     moving = [

@@ -198,9 +198,8 @@ class Select:
 
     def step(self, given: Accumulated, state: SelectState, wire: Wire) -> Outcome:
         """Selects entries of each leaf; see `Lossy.step`."""
-        paths, dtypes, params = given.paths, given.dtypes, given.params
+        paths, likes, params = given.paths, given.likes, given.params
         accumulated = [x.astype(wide(x.dtype)) for x in given.leaves]
-        likes = given.likes
         pairs = enumerate(zip(paths, likes, strict=True))
         chosen = [] if given.dense else [i for i, pair in pairs if self.sparsifies(*pair)]
         names = tree.distinct(paths)
@@ -215,20 +214,19 @@ class Select:
         places = self._places(names, flat, chosen, draws, states)
         sent, left = [], []
         for i, x in enumerate(flat):
-            shape = accumulated[i].shape
             if i in places:
-                part = self._taken(x, places[i], draws[i], shape, dtypes[i])
+                part = self._taken(x, places[i], draws[i], likes[i])
             else:
-                part = self._rounded(x, draws.get(i), shape, dtypes[i])
+                part = self._rounded(x, draws.get(i), likes[i])
             sent.append(part[0])
-            left.append(None if part[1] is None else part[1].reshape(shape))
+            left.append(None if part[1] is None else part[1].reshape(likes[i].shape))
         kept = _wrapped(states, state.sparsifiers)
         entered = given.entered
         inside = jnp.float32(0.0 if entered is None else sum(entered.inside))
         after = SelectState(state.step + 1, kept, inside)
         return Outcome(sent, left, [i in places for i in range(len(flat))], after)
 
-    def _rounded(self, x, draw, shape, dtype):
+    def _rounded(self, x, draw, like):
         """A leaf that is sent whole, by few bits if it was chosen, and its residual."""
         few_bits = x
         if draw is not None:
@@ -238,9 +236,9 @@ class Select:
                 few_bits = few_bits * self.sparsifier.shrink(x.size * draw.over.count)
             # One that is not finite is sent unchanged; in a norm it would spoil all others.
             few_bits = jnp.where(finite & jnp.isfinite(few_bits), few_bits, x)
-        sent = rounded(few_bits, dtype)
+        sent = rounded(few_bits, like.dtype)
         left = tree.rounding_error(x, sent) if self.has_memory else None
-        return sent.reshape(shape), left
+        return sent.reshape(like.shape), left
 
     def _draw(self, step, name, size, rank):
         """Numbers for the sparsifier; all but `rank` are equal on all ranks."""
@@ -315,12 +313,12 @@ class Select:
         states[""] = sparsifier.after(states[""], draw.over.add(count), draw)
         return places
 
-    def _taken(self, x, places, draw, shape, dtype):
+    def _taken(self, x, places, draw, like):
         """A leaf's entries at these places, and its residual without them."""
         values = x.at[places].get(mode="fill", fill_value=0)
         if not self.has_memory:
             values = values * self.sparsifier.scale(x.size, draw)
-        tensor = self._tensor(values, places, jax.ShapeDtypeStruct(shape, dtype))
+        tensor = self._tensor(values, places, like)
         if not self.has_memory:
             return tensor, None
         apart = bits.apart(places, places < x.size, x.size)

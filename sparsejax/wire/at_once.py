@@ -39,7 +39,7 @@ from sparsejax.wire.ladder import Rung
 
 
 class Into(NamedTuple):
-    """What a fold does with an array, in a form that kernels know.
+    """A fold into one array, in a form that kernels know.
 
     Attributes:
         replaces: Whether values are set where there were zeros, no two of them at one
@@ -58,7 +58,7 @@ class Into(NamedTuple):
 
 
 def run_of(first: Any, length: Any, row: jax.Array) -> jax.Array:
-    """What is data of a message, as one array: see `pallas_kernels.pack_message`."""
+    """Returns the numbers of a message, as one array: see `pallas_kernels.pack_message`."""
     numbers = [jnp.asarray(number, jnp.int32) for number in (first, length)]
     return jnp.concatenate([jnp.stack(numbers), row])
 
@@ -136,7 +136,7 @@ class Head(NamedTuple):
 
 
 def spec_of(form: Form, fold: Any, at: int, bitmaps: bool = False) -> MessageSpec:
-    """What is static of messages that a fold takes in, in a form that kernels know.
+    """Returns the static properties of messages that a fold takes in.
 
     Args:
         form: Where the parts of a message are.
@@ -162,10 +162,10 @@ def are_bitmaps(form: Form, rung: Rung, fold: Any) -> bool:
 
 
 def in_order(form: Form, fold: Any) -> np.ndarray:
-    """Of each rung, whether messages of it are unpacked in the order of the array.
+    """Says of each rung whether its messages are unpacked in the order of the array.
 
-    Without kernels of ours, where a set is listed by a scatter: each entry would be written
-    to a sector of memory of its own, of an array that has one in nearly all of them.
+    They are in plain XLA on GPUs. A scatter would write each entry to a sector of memory of
+    its own, and nearly all sectors of the array have one.
     """
     is_known = policy().scatters and fold.into is not None
     of_rung = lambda rung: is_known and are_bitmaps(form, rung, fold)
@@ -175,7 +175,7 @@ def in_order(form: Form, fold: Any) -> np.ndarray:
 def unpack_in_order(
     form: Form, message: jax.Array, numbers: jax.Array, fold: Any, carry: Any, at: int
 ) -> Any:
-    """As `unpack`, of messages that have bitmaps and are the only ones."""
+    """Unpacks messages that have bitmaps, and are the only ones; see `unpack`."""
     head = Head.of(message, numbers, spec_of(form, fold, at, bitmaps=True))
     how = Unpacking(fold.into.replaces)
     return unpack_message(carry, Received(message, head.ends), numbers, head.spec, how)

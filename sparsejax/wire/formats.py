@@ -161,7 +161,7 @@ class Form:
 
 
 class Lengths(NamedTuple):
-    """What follows from how much there is to send, where all goes at once.
+    """The lengths of the messages that carry all entries, where they go at once.
 
     One array: it is made by one kernel, and a branch that needs a number reads it
     there, where each that was handed to the branch would be a kernel of its own.

@@ -4,9 +4,9 @@
     python forks.py stand-in SOCKET MODULE [ARGUMENT ...]
 
 The first imports the library, and forks for each of the second, which passes on its
-environment, its arguments and its files. The second waits, and ends as the fork does; where
-it is killed, so is the fork. So a process that is started like any other costs what it
-does, and not the two seconds of importing.
+folder, its environment, its arguments and its files. The second waits, and ends as the fork
+does; where it is killed, so is the fork. So a process that is started like any other costs
+what it does, and not the two seconds of importing.
 
 Strings have the same hashes in all forks. Tests whose processes compile the same programs
 start them anew.
@@ -24,7 +24,7 @@ import socket
 import sys
 
 
-LOADED = "jax", "jax.numpy", "sparsejax", "sparsejax.advise"
+LOADED = "jax", "jax.numpy", "optax", "sparsejax", "sparsejax.advise"
 FILES = 0, 1, 2
 
 
@@ -80,8 +80,9 @@ def received(connection):
     return json.loads(text), files.tolist()
 
 
-def become(environment, arguments, files):
-    """Takes a stand-in's files and environment; returns the module that is to run."""
+def become(folder, environment, arguments, files):
+    """Takes a stand-in's folder, environment and files; returns the module to run."""
+    os.chdir(folder)
     for file, own in zip(files, FILES, strict=True):
         os.dup2(file, own)
         os.close(file)
@@ -94,7 +95,7 @@ def become(environment, arguments, files):
 
 def stand_in(path, *arguments):
     """Has a fork run a module, and ends as it does."""
-    text = json.dumps([dict(os.environ), arguments]).encode()
+    text = json.dumps([os.getcwd(), dict(os.environ), arguments]).encode()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         files = array.array("i", FILES).tobytes()

@@ -35,16 +35,18 @@ def start(module, *arguments, **more):
     return _opened(["-m", module, *map(str, arguments)], more)
 
 
-def fork(module, *arguments, **more):
+def fork(module, *arguments, folder=ROOT, **more):
     """The same for a tenth of the time, as `tests.helpers.forks` has imported JAX.
 
-    What JAX reads of the environment as it is imported may not be in `more`.
+    It runs in this folder. What JAX reads of the environment as it is imported may not be
+    in `more`.
     """
+    more = {"PYTHONPATH": str(ROOT)} | more
     if sys.platform != "linux":  # elsewhere libraries forbid what is done after a fork
-        return start(module, *arguments, **more)
+        return _opened(["-m", module, *map(str, arguments)], more, folder)
     script = pathlib.Path(__file__).with_name("forks.py")
     line = [script, "stand-in", _forks(script), module, *map(str, arguments)]
-    return _opened(["-I", "-S", *line], more)
+    return _opened(["-I", "-S", *line], more, folder)
 
 
 @functools.cache
@@ -66,12 +68,12 @@ def _forks(script):
     return path
 
 
-def _opened(arguments, more):
+def _opened(arguments, more, folder=ROOT):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     environment["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # as in this one, for speed
     return subprocess.Popen(
         [sys.executable, *arguments],
-        cwd=ROOT,
+        cwd=folder,
         env=environment | more,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
