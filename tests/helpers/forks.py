@@ -89,6 +89,8 @@ def become(folder, environment, arguments, files):
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
+    # A shell that runs the tests in the background has all of them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv[1:] = arguments[1:]
     return arguments[0]
 
