@@ -20,8 +20,8 @@ class Stage:
         dense: Bytes of a rank where this stage goes densely instead.
         rest: Bytes that are reckoned with beside this stage's before it is chosen.
         pieces: Of each rung, in how many pieces a message is received; whole if None.
-        bitmaps: Of each rung, whether a message of it that has all is unpacked in the order
-            of the array; none if empty.
+        groups: The sides that each program unpacks, where they are divided: see
+            `at_once.groups`.
         in_turn: How many launches of ours add a message, or a piece: one a sender where
             the sum is ordered.
     """
@@ -34,7 +34,7 @@ class Stage:
     rest: float = 0.0
     pieces: tuple[int, ...] | None = None
     in_turn: int = 1
-    bitmaps: tuple[bool, ...] = ()
+    groups: tuple[range, ...] = ()
 
     @property
     def need(self) -> int:
@@ -59,25 +59,21 @@ class Stage:
         return sum(self.pieces[number] for number, _ in self.rounds)
 
     @property
-    def is_in_order(self) -> bool:
-        """Whether one message has all, and is unpacked in the order of the array."""
-        alone = len(self.rounds) == 1 and bool(self.bitmaps)
-        return alone and self.bitmaps[self.rounds[0][0]]
+    def side(self) -> int:
+        """Of a switch: nothing, one message of a rung, or several."""
+        if len(self.rounds) > 1:
+            return 1 + len(self.ladder.rungs)
+        return 1 + self.rounds[0][0] if self.rounds else 0
 
     @property
-    def side(self) -> int:
-        """Of a switch: nothing, one message of a rung, or several.
+    def group(self) -> int:
+        """Of the programs that unpack, which one does."""
+        return [self.side in sides for sides in self.groups].index(True)
 
-        Where some rungs have a switch of their own: which of those, or of the others.
-        """
-        bitmaps = self.bitmaps or (False,) * len(self.ladder.rungs)
-        if len(self.rounds) > 1:
-            return 1 + bitmaps.count(False)
-        if not self.rounds:
-            return 0
-        number = self.rounds[0][0]
-        before = bitmaps[:number].count(bitmaps[number])
-        return before if bitmaps[number] else 1 + before
+    @property
+    def side_of_group(self) -> int:
+        """Of that program's switch, which side is taken."""
+        return self.side - (self.groups[self.group].start if self.groups else 0)
 
     def tiles(self, counts: np.ndarray) -> np.ndarray:
         """Tiles of all rounds and parts, of each rank."""

@@ -121,7 +121,7 @@ _ROUNDS = Loop(lambda stage: 1, lambda stage: len(stage.rounds))
 LOOPS: dict[Place, Loop] = {
     ("messages.py:transmit",): _ROUNDS,
     # Where there is one switch for all: those before the last, if it is come to.
-    ("messages.py:_Transmission.listed.<locals>.several",): _SEVERAL,
+    ("messages.py:_Transmission.of_group.<locals>.several",): _SEVERAL,
     ("messages.py:_Transmission.in_branches.<locals>.several",): _SEVERAL,
     # On CPUs alone: one part after another, tile by tile.
     ("tiles.py:pack", "tiles.py:_each"): _parts(_packs),
@@ -130,13 +130,11 @@ LOOPS: dict[Place, Loop] = {
     ("tiles.py:unpack.<locals>.one_sender",): _tiles_of_part(_unpacks),
 }
 SWITCH = "messages.py:transmit.<locals>.one_round"
-SIDES = ("messages.py:_Transmission.listed", "messages.py:_Transmission.in_branches")
+SIDES = ("messages.py:_Transmission.of_group", "messages.py:_Transmission.in_branches")
 LAST = tuple(f"{side}.<locals>.several" for side in SIDES)
-# Of messages that are unpacked in the order of the array.
-BITMAPS = "messages.py:_Transmission.in_order"
 CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
-# Whether messages are unpacked so.
-IN_ORDER = ("messages.py:_Transmission.at_once", "axes.py:cond")
+# By which program messages are unpacked.
+GROUPS = ("messages.py:_Transmission.at_once", "axes.py:switch")
 # Listed rows: of which size a message is, and whether owners have room.
 LISTS = ("sizes.py:send_heads", "row_lists.py:Lists.place")
 OWNERS = ("rows.py:_RowExchange.__call__", "axes.py:cond")
@@ -194,13 +192,10 @@ class Turns:
             last = stage.rounds[-1][0] if stage.rounds else 0
             finals = stage.ladder.finals
             last = finals.index(last) if last in finals else 0
-            taken = stage.side if place[-1] in SIDES else last
+            taken = stage.side_of_group if place[-1] in SIDES else last
             return [float(i == taken) for i in range(branches)]
-        if place[-2:] == IN_ORDER:
-            taken = self.stages[self.stage(place)].is_in_order
-            return [float(not taken), float(taken)]
-        if place and place[-1] == BITMAPS:
-            taken = self.stages[self.stage(place)].side
+        if place[-2:] == GROUPS:
+            taken = self.stages[self.stage(place)].group
             return [float(i == taken) for i in range(branches)]
         if place and place[-1] in LISTS:
             taken = self.stages[self.stage(place)].side
@@ -276,9 +271,10 @@ def watched(load: Load):
             )
         return found
 
-    def in_order(form, fold):
-        name, found = _stage_of(here()), original_in_order(form, fold)
-        stages[name] = dataclasses.replace(stages[name], bitmaps=tuple(found))
+    def groups(form, fold):
+        name, found = _stage_of(here()), original_groups(form, fold)
+        sides = tuple(group.sides for group in found)
+        stages[name] = dataclasses.replace(stages[name], groups=sides)
         return found
 
     def rows_of(name, lists, room, run=None):
@@ -296,12 +292,12 @@ def watched(load: Load):
         rows_of(_stage_of(here()), lists, room, lists.run(room))
         return original_place(lists, collective, slots, *args)
 
-    original_in_branches, original_in_order = at_once.in_branches, at_once.in_order
+    original_in_branches, original_groups = at_once.in_branches, at_once.groups
     original_send, original_place = row_lists.Lists.send, row_lists.Lists.place
     with (
         mock.patch.object(messages, "transmit", transmit),
         mock.patch.object(at_once, "in_branches", in_branches),
-        mock.patch.object(at_once, "in_order", in_order),
+        mock.patch.object(at_once, "groups", groups),
         mock.patch.object(row_lists.Lists, "send", send),
         mock.patch.object(row_lists.Lists, "place", place),
     ):

@@ -12,12 +12,13 @@ other brings the values of some entries.
 """
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from pallas_kernels.operations.messages import (
@@ -27,6 +28,7 @@ from pallas_kernels.operations.messages import (
     unpacks_in_kernels,
 )
 from pallas_kernels.platforms import policy
+from pallas_kernels.reference.index_message import bitmaps_of, word_ranks
 from pallas_kernels.reference.messages import Run, read_message, row_ends
 from pallas_kernels.reference.specs import MessageSpec, Received, SlotSets, Unpacking
 from pallas_kernels.striping import Striping
@@ -36,6 +38,12 @@ from sparsejax.units.units import Source
 from sparsejax.wire import index_codes
 from sparsejax.wire.formats import Form, Piece
 from sparsejax.wire.ladder import Rung
+
+
+# Units of an array that caches hold: a scatter into it costs less than to ask the host.
+_FEW_UNITS = 1 << 22
+# The share of slots up to which a list of them has the smaller of two rooms.
+_SHORT = 1 / 128
 
 
 class Into(NamedTuple):
@@ -152,33 +160,91 @@ def spec_of(form: Form, fold: Any, at: int, bitmaps: bool = False) -> MessageSpe
 
 
 def are_bitmaps(form: Form, rung: Rung, fold: Any) -> bool:
-    """Whether messages of a rung, if no others come, are unpacked in the array's order.
+    """Whether messages of a rung, if no others come, are unpacked in the array's order."""
+    return goes_in_order(form, fold) and rung.code is index_codes.BITMAP
 
-    Of numbers alone: of rows, bitmaps pay where most lines of the array stay zero.
+
+def goes_in_order(form: Form, fold: Any) -> bool:
+    """Whether each unit of the array can look up its own value.
+
+    Of numbers alone: of rows, it pays where most lines of the array stay zero.
     """
-    into: Into = fold.into
-    is_striped = into.replaces and isinstance(into.units, Striping)
-    return is_striped and not form.shape and rung.code is index_codes.BITMAP
+    into: Into | None = fold.into
+    is_striped = into is not None and into.replaces and isinstance(into.units, Striping)
+    return is_striped and not form.shape
 
 
-def in_order(form: Form, fold: Any) -> np.ndarray:
-    """Says of each rung whether its messages are unpacked in the order of the array.
+class Group(NamedTuple):
+    """Sizes of messages for which there is one program that unpacks them.
 
-    They are in plain XLA on GPUs. A scatter would write each entry to a sector of memory of
-    its own, and nearly all sectors of the array have one.
+    Attributes:
+        sides: Which of `Lengths.side`: nothing, one message of a rung, or several.
+        form: Where the parts of a message are; with room for the longest of the group.
+        unpack: From `form` and what `unpack` takes to the result.
     """
-    is_known = policy().scatters and fold.into is not None
-    of_rung = lambda rung: is_known and are_bitmaps(form, rung, fold)
-    return np.array(list(map(of_rung, form.ladder.rungs)))
+
+    sides: range
+    form: Form
+    unpack: Callable[..., Any]
 
 
-def unpack_in_order(
+def groups(form: Form, fold: Any) -> list[Group]:
+    """The groups of all sizes, ascending, from nothing to several messages.
+
+    It is one, except for many numbers in plain XLA on GPUs, where unpacking takes as long
+    as if messages were full, and a scatter writes each entry to a sector of memory of its
+    own. Where a word of bits has an entry on average, nearly all sectors have one: so a
+    message that is denser is unpacked in the order of the array. Others have two rooms.
+    """
+    ladder, in_order = form.ladder, policy().scatters and goes_in_order(form, fold)
+    if not in_order or fold.into.units.size <= _FEW_UNITS:
+        return [Group(range(len(ladder.rungs) + 2), form, unpack)]
+
+    def way(rung):
+        if rung.code is index_codes.BITMAP:
+            return unpack_bitmaps, 0
+        filled = rung.capacity / ladder.width
+        unpacks = unpack if filled <= 1 / bits.WORD else unpack_lists_in_order
+        return unpacks, int(filled > _SHORT)
+
+    found, stop = [], 0
+    for (unpacks, _), rungs in itertools.groupby(ladder.rungs, way):
+        steps = dataclasses.replace(ladder, rungs=tuple(rungs))
+        of_group = Form(steps, form.shape, form.dtype, form.rows)
+        # Where nothing is sent, the first unpacks that.
+        sides = range(stop, stop + len(steps.rungs) + (not found))
+        found.append(Group(sides, of_group, unpacks))
+        stop = sides.stop
+    return [*found, Group(range(stop, stop + 1), form, unpack_next_in_order)]
+
+
+def unpack_bitmaps(
     form: Form, message: jax.Array, numbers: jax.Array, fold: Any, carry: Any, at: int
 ) -> Any:
-    """Unpacks messages that have bitmaps, and are the only ones; see `unpack`."""
+    """`unpack`, of messages that have bitmaps, and are the only ones."""
     head = Head.of(message, numbers, spec_of(form, fold, at, bitmaps=True))
     how = Unpacking(fold.into.replaces)
     return unpack_message(carry, Received(message, head.ends), numbers, head.spec, how)
+
+
+def unpack_lists_in_order(
+    form: Form, message: jax.Array, numbers: jax.Array, fold: Any, carry: Any, at: int
+) -> Any:
+    """`unpack`, of messages that are the only ones: their bitmaps are made here."""
+    spec = spec_of(form, fold, at, bitmaps=True)
+    run = Run.of(numbers, spec)
+    slots, _, is_there = read_message(message, run, form.spec, form.shape)
+    marks = bitmaps_of(slots, is_there, spec.longest)
+    received, how = Received(message, word_ranks(marks)), Unpacking(fold.into.replaces)
+    return unpack_message(carry, received, numbers, spec, how)
+
+
+def unpack_next_in_order(
+    form: Form, message: jax.Array, numbers: jax.Array, fold: Any, carry: Any, at: int = 0
+) -> Any:
+    """`unpack`, of messages that may follow others."""
+    # No two have a value for one unit.
+    return carry + unpack_lists_in_order(form, message, numbers, fold, carry, at)
 
 
 def unpack_piece(

@@ -62,23 +62,26 @@ class Form:
         rungs = ladder.rungs
         strings = [r.code.string_words(r.capacity, ladder.width) for r in rungs]
         lanes = [r.code.lane_words(r.capacity) for r in rungs]
+        # Values are written, and read, a tile at a time where not all are at once.
+        tile = 1 if ladder.at_once else ladder.tile
         tails = [
-            1 + string + lane + self.unit_words(whole_tiles(r.capacity, ladder.tile))
+            1 + string + lane + self.unit_words(whole_tiles(r.capacity, tile))
             for string, lane, r in zip(strings, lanes, rungs, strict=True)
         ]
         # No slice may reach over the end, or XLA would move it: not that of a plane, or of
         # values, for a whole tile or for the top rung's entries, wherever they begin, nor
         # that of the longest string, which begins at word 1.
         self.planes = max(r.code.planes for r in rungs)
-        spill = self.planes * (whole_tiles(ladder.top, ladder.tile) // 4)
+        spill = self.planes * (whole_tiles(ladder.top, tile) // 4)
         self.longest = max(1, *strings)
         begins = [1 + string + lane for string, lane in zip(strings, lanes, strict=True)]
         whole = max(begins) + self.unit_words(ladder.top)
         self.spare = max(*tails, whole, 1 + self.longest, 1 + max(strings) + spill)
         # After the longest message there is room for one plane, and for a string that has
         # no blocks to tell: both are written there by messages that do not send them.
-        plane = max(ladder.tile, ladder.top) // 4
-        self.room = self.spare + max(plane, ladder.top // bits.WORD + 2)
+        plane = max(tile, ladder.top) // 4 if self.planes else 0
+        string = ladder.top // bits.WORD + 2 if 0 in strings else 0
+        self.room = self.spare + max(plane, string)
         if self.room > MOST_FLAT:
             raise ArgumentError(
                 f"messages with room for {ladder.top:,} entries of {ladder.unit_bytes:,} "
@@ -190,14 +193,10 @@ class Lengths(NamedTuple):
         ]
         return cls(lax.optimization_barrier(jnp.concatenate(numbers)))
 
-    def side(self, of_rungs: np.ndarray) -> jax.Array:
-        """Which of the sides: nothing, one message of a rung, or several.
-
-        Args:
-            of_rungs: int32 [rungs]: the side of each rung, ascending.
-        """
-        one = jnp.where(self.need > 0, jnp.asarray(of_rungs)[self.rung], 0)
-        return jnp.where(self.first > 0, np.int32(of_rungs[-1] + 1), one)
+    def side(self, rungs: int) -> jax.Array:
+        """Which it is, of `rungs`: 0 nothing, 1 + n a message of rung n, last several."""
+        one = jnp.where(self.need > 0, self.rung + 1, 0)
+        return jnp.where(self.first > 0, np.int32(rungs + 1), one)
 
     @property
     def need(self) -> jax.Array:

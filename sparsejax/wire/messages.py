@@ -20,7 +20,7 @@ On CPUs messages go in rounds, whose work walks over the entries a tile at a tim
 it, all parts are packed, and all messages unpacked, at once: see `at_once`. One message
 holds what there is, and a stage asks once: nothing, a message of one of the sizes, or, of
 what exceeds the longest, rounds of the longest and one message for the rest. Of numbers
-it may ask before whether bitmaps are unpacked in the array's order (`at_once.in_order`).
+it asks before in which way messages are unpacked (`at_once.groups`).
 
 Where our kernels pack and unpack, each size's branch does it itself: a kernel is compiled
 once for all sizes, and no buffer has room for the longest. A long message that goes to all
@@ -39,7 +39,7 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.backends import auto_prefers
-from sparsejax.axes import as_varying, cond, together, varying_axes
+from sparsejax.axes import as_varying, switch, together, varying_axes
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Source
 from sparsejax.wire import at_once, channels, index_codes, tiles
@@ -195,10 +195,6 @@ class _Transmission:
         missing = self.form.rows - len(self.slots.counts)
         return as_varying(jnp.pad(message, ((0, missing), (0, 0))), self.axes)
 
-    def unpack_whole(self, message, numbers, carry, at=0) -> Any:
-        """What the fold makes of messages that arrived, all at once."""
-        return at_once.unpack(self.form, message, numbers, self.fold, carry, at)
-
     def pack_tiles(self, first, length, rung) -> jax.Array:
         """This rank's messages: a run of ranks of each part, tile by tile."""
         run = tiles.TileRun(first, length, self.form.places(rung))
@@ -217,68 +213,52 @@ class _Transmission:
     def at_once(self, need, typical) -> tuple[Any, Sent]:
         """One message, whole, and rounds of the longest before it where there is more.
 
-        The first message is packed before the host is asked which sizes are sent, and the
-        last is unpacked after that, whichever it is. Messages that have bitmaps, and are
-        the only ones, may be unpacked in the order of the array (`at_once.in_order`): then
-        the host is asked before which of the two it is.
+        The first message is packed before the host is asked which sizes are sent. Which
+        program unpacks the last one is asked before which size it has, where there are
+        several (`at_once.groups`).
         """
         if at_once.in_branches(self.form, self.channel.sources, self.fold):
             return self.in_branches(need, typical)
         lengths = Lengths.of(self.form, need)
         message = self.pack_whole(lengths.numbers, lengths.at_first)
-        bitmaps = at_once.in_order(self.form, self.fold)
-        listed = functools.partial(self.listed, lengths, bitmaps)
-        in_order = functools.partial(self.in_order, lengths, bitmaps)
-        if bitmaps.any():
-            alone = (lengths.need > 0) & (lengths.first == 0)
-            has_bitmap = alone & jnp.asarray(bitmaps)[lengths.rung]
-            result, counts = cond(has_bitmap, in_order, listed, message)
-        else:
-            result, counts = listed(message)
+        groups = at_once.groups(self.form, self.fold)
+        ways = [functools.partial(self.of_group, lengths, group) for group in groups]
+        of_sides = np.repeat(np.arange(len(groups)), [len(g.sides) for g in groups])
+        number = jnp.asarray(of_sides, jnp.int32)[lengths.side(len(self.senders))]
+        result, counts = switch(number, ways, message) if ways[1:] else ways[0](message)
         return result, self._sent_at_once(lengths, counts, typical)
 
-    def in_order(self, lengths, bitmaps, message) -> tuple[Any, jax.Array]:
-        """The result, and each sender's count, where one message has all, and a bitmap.
+    def of_group(self, lengths, group, message) -> tuple[Any, jax.Array]:
+        """The result, and each sender's count, by a switch over the sides of a group.
+
+        The first side of all sends nothing. The next, one for each rung, send one message.
+        The last sends rounds of the longest, which it packs and unpacks, and one for the
+        rest.
 
         Args:
             lengths: What is sent.
-            bitmaps: Of each rung, whether its message may be unpacked so.
+            group: Of `at_once.groups`.
             message: This rank's.
         """
-        numbers = np.flatnonzero(bitmaps)
-        # No more room than the longest of these needs.
-        longest = max(self.ladder.rungs[number].words for number in numbers)
-        cut = lambda send: lambda message: send(message)[:, :longest]
-        senders = [cut(self.senders[number]) for number in numbers]
-        side = jnp.asarray(np.cumsum(bitmaps, dtype=np.int32) - 1)[lengths.rung]
-        arrived, counts = self.received(lax.switch(side, senders, message))
-        unpack = functools.partial(at_once.unpack_in_order, self.form, arrived)
-        return unpack(lengths.numbers, self.fold, self.start, lengths.at_last), counts
-
-    def listed(self, lengths, bitmaps, message) -> tuple[Any, jax.Array]:
-        """The same for all others, by a switch.
-
-        Its first side sends nothing. The next, one for each rung, send one message. The
-        last sends rounds of the longest, which it packs and unpacks, and one for the rest.
-        """
-        ladder, form, top = self.ladder, self.form, self.ladder.top
-        senders = self.senders
-        rungs = np.flatnonzero(~bitmaps)
-        alone = [lambda message, start, i=i: (senders[i](message), start) for i in rungs]
+        top, room = self.ladder.top, group.form.room
+        # XLA would make zeros, of which it knows, once more on every side.
+        start = lax.optimization_barrier(self.start)
+        cut = lambda send: lambda message, start: (send(message)[:, :room], start)
+        unpack = functools.partial(group.unpack, group.form)
 
         def nothing(message, start):
             del message
-            empty = jnp.zeros((self.channel.sources, form.room), jnp.uint32)
+            empty = jnp.zeros((self.channel.sources, room), jnp.uint32)
             return as_varying(empty, self.axes), start
 
         def several(message, start):
-            longest = form.places(np.int32(len(senders) - 1))
+            longest = self.form.places(np.int32(len(self.senders) - 1))
 
             def turn(state):
                 first, carry, message = state
-                arrived, _ = self.received(senders[-1](message))
+                arrived, _ = self.received(self.senders[-1](message))
                 run = at_once.run_of(first, np.int32(top), longest)
-                carry = self.unpack_whole(arrived, run, carry)
+                carry = unpack(arrived, run, self.fold, carry, 0)
                 first, left = first + top, lengths.need - first - top
                 # Only what is then the rest goes in a shorter one.
                 places = jnp.where(left > top, longest, lengths.last_places)
@@ -288,17 +268,16 @@ class _Transmission:
             state = jnp.int32(0), start, message
             more = lambda state: lengths.need - state[0] > top
             _, carry, message = lax.while_loop(more, turn, state)
-            finals = [senders[number] for number in ladder.finals]
+            finals = [self.senders[number] for number in self.ladder.finals]
             return lax.switch(lengths.final, finals, message), carry
 
-        sides = [nothing, *alone, several]
-        # XLA would make zeros, of which it knows, once more on every side.
-        start = lax.optimization_barrier(self.start)
-        side = lengths.side(np.cumsum(~bitmaps, dtype=np.int32))
+        sides = [nothing, *map(cut, self.senders), several]
+        sides = [sides[number] for number in group.sides]
+        side = lengths.side(len(self.senders)) - np.int32(group.sides.start)
         arrived, carry = lax.switch(side, sides, message, start)
         arrived, counts = self.received(arrived)
-        numbers, at = lengths.numbers, lengths.at_last
-        return self.unpack_whole(arrived, numbers, carry, at), counts
+        at = lengths.at_last
+        return unpack(arrived, lengths.numbers, self.fold, carry, at), counts
 
     def in_branches(self, need, typical) -> tuple[Any, Sent]:
         """The same, where one kernel packs messages of all sizes, and one unpacks them.
@@ -331,7 +310,7 @@ class _Transmission:
 
         sides = [nothing, *alone, several]
         start = lax.optimization_barrier(self.start)
-        side = lengths.side(np.arange(1, len(sides) - 1, dtype=np.int32))
+        side = lengths.side(len(alone))
         with auto_prefers("triton"):
             carry, counts = lax.switch(side, sides, start, lengths.numbers)
         pieces = [form.pieces(number) for number in range(len(ladder.rungs))]

@@ -132,28 +132,47 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
 
 
 @pytest.mark.slow
-def test_bitmaps_are_unpacked_in_the_order_of_the_array(monkeypatch):
-    """Where one message has all: not a list of slots, and none after other messages."""
-    ranks, size, taken = 4, 200_000, []
+def test_each_group_of_sizes_has_a_program_that_unpacks_it(monkeypatch):
+    """Nothing, two rooms for sparse lists, dense lists, bitmaps, and several messages."""
+    ranks, size, groups = 4, 200_000, at_once.groups
     inputs = [
         helpers.gradients(ranks, size, density, seed=5)
-        for density in (0.0, 0.001, 0.03, 0.05, 0.2)
+        for density in (0.0, 0.0005, 0.003, 0.012, 0.05, 0.1)
     ]
+    monkeypatch.setattr(at_once, "_FEW_UNITS", size - 1)
+    monkeypatch.setattr(ladder, "_FEW", 1 << 12)  # of which few are short
 
     def totals():
         scheme = schemes.BalancedParallelism()
         run = lambda x: helpers.call(scheme, x, helpers.init(scheme, x)).total
         return list(map(helpers.ranked(run, ranks), inputs))
 
+    def marked(*args):
+        """Groups, of which each adds a number of its own to what it unpacks."""
+
+        def marking(number, group):
+            unpack = lambda *args: group.unpack(*args) + 2.0**number
+            return group._replace(unpack=unpack)
+
+        found = groups(*args)  # of a push there is one
+        return list(itertools.starmap(marking, enumerate(found))) if found[1:] else found
+
     found = totals()
     for x, total in zip(inputs, found, strict=True):
         helpers.assert_same_on_all_ranks(total)
         np.testing.assert_array_equal(total[0], helpers.total(x))
-    in_order = at_once.unpack_in_order
-    monkeypatch.setattr(at_once, "unpack_in_order", lambda *args: in_order(*args) + 1)
-    for total, marked in zip(found, totals(), strict=True):
-        taken.append(bool((total[0] + 1 == marked[0]).all()))
-    assert taken == [False, False, True, True, False]
+    # An array of so few goes by one program.
+    monkeypatch.setattr(at_once, "_FEW_UNITS", size)
+    for total, other in zip(found, totals(), strict=True):
+        np.testing.assert_array_equal(total, other)
+    monkeypatch.setattr(at_once, "_FEW_UNITS", size - 1)
+    monkeypatch.setattr(at_once, "groups", marked)
+    added = [
+        float(other[0][total[0] == 0].min())
+        for total, other in zip(found, totals(), strict=True)
+    ]
+    # Of several messages each is unpacked by the last.
+    assert added == [1, 1, 2, 4, 8, 2 * 16]
 
 
 @pytest.mark.parametrize(
