@@ -9,7 +9,6 @@ package, which call these.
 from pallas_kernels.reference.index_message import index_message as index_message
 from pallas_kernels.reference.indices import (
     EMPTY as EMPTY,
-    FLAGS_AT_MOST as FLAGS_AT_MOST,
     MergedRows as MergedRows,
     bitmap_decode as bitmap_decode,
     bitmap_encode as bitmap_encode,

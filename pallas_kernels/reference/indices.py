@@ -24,10 +24,6 @@ from pallas_kernels.types import untyped
 
 
 EMPTY = -1
-# To how many rows of a table for one that is listed flags of all rows merge faster than a
-# sort. On two CPU cores they are level at 300; a flag is a byte, so this also bounds their
-# memory by that of the rows that are listed.
-FLAGS_AT_MOST = 256
 
 
 def chosen(x, threshold):
@@ -87,7 +83,7 @@ def merge_rows(ids, *, rows, room):
         return MergedRows(jnp.full(room, rows, jnp.int32), ids, jnp.int32(0))
     inside = (ids >= 0) & (ids < rows)
     ids = jnp.where(inside, ids, rows)
-    if rows > FLAGS_AT_MOST * ids.size:
+    if rows > platforms.policy().flags * ids.size:
         found, places = distinct(ids, room, rows)
         return MergedRows(found, places, jnp.sum(found < rows, dtype=jnp.int32))
     flags = jnp.zeros(rows, bool).at[ids].set(True, mode="drop")

@@ -15,8 +15,9 @@ row counts as there because it is listed, whatever is in it.
 On GPUs what all ranks send of a long message is about as much as the rows that come of it,
 and both would be in memory at once. There it goes in runs, one after the other, each put in
 its place before the next is sent: see `Lists.place` and `length_of_runs`. On TPUs slots and
-rows are two messages, of the same bytes in all: a row behind its slot would lie across the
-lanes, and each of its numbers would move where they are joined and taken apart.
+rows are two messages, of the same bytes in all: a row after its slot would lie across the
+lanes, and each of its numbers would move where they are joined and split. Nor are rows
+flattened there.
 """
 
 import dataclasses
@@ -116,9 +117,10 @@ class Lists:
         received, sent = [], np.zeros(len(sizes.rooms))
         for message in self._to_words(slots, values):
             each = message.shape[1] // room
-            words = [columns * each for columns in sizes.rooms]
-            received += [send_heads(channel, message, words, number, len(slots))]
-            sent += [channel.route.bytes(size) for size in words]
+            lengths = [columns * each for columns in sizes.rooms]
+            received += [send_heads(channel, message, lengths, number, len(slots))]
+            words = message[0].size // room
+            sent += [channel.route.bytes(columns * words) for columns in sizes.rooms]
         slots, values = self._from_words(received, room)
         inside = lax.iota(jnp.int32, room) < at_number(
             jnp.array(sizes.rooms, jnp.int32), number
@@ -157,7 +159,7 @@ class Lists:
         room = slots.shape[0]
         sizes, length = message_sizes(room, self.row_bytes), self.run(room)
         message = self._to_words(slots[None], values[None])
-        words = [part.shape[1] // room for part in message]
+        lengths = [part.shape[1] // room for part in message]
         messages = [-(-columns // length) for columns in sizes.rooms]
 
         def branch(number):
@@ -168,7 +170,7 @@ class Lists:
 
             def receive(message, first, last):
                 received = []
-                for part, each in zip(message, words, strict=True):
+                for part, each in zip(message, lengths, strict=True):
                     cut = channel.send(part[:, first * each : last * each])
                     received.append(channel.received(cut))
                 found, rows = self._from_words(received, last - first)
@@ -193,6 +195,7 @@ class Lists:
         branches = [branch(number) for number in range(len(sizes.rooms))]
         slots, rows = lax.switch(number, branches, message)
         # One table: a look into each would be a kernel of its own.
+        words = [part[0].size // room for part in message]
         sent = [
             sum(channel.route.bytes(columns * each) for each in words)
             for columns in sizes.rooms
@@ -228,14 +231,15 @@ class Lists:
     def _to_words(self, slots, values):
         """Messages uint32 [messages, room * row_words]: every slot followed by its row.
 
-        Where rows have lanes, two of them: the slots, and the rows.
+        Where rows have lanes, two of them: the slots, and the rows [messages, room, words],
+        of which each begins with a lane.
         """
         words = bits.words_of(values.astype(self.dtype))
         slots = lax.bitcast_convert_type(slots, jnp.uint32)[..., None]
-        parts = [slots, words]
-        if policy().row == 1:
-            parts = [jnp.concatenate(parts, axis=-1)]
-        return [part.reshape(len(slots), -1) for part in parts]
+        if policy().row > 1:
+            return [slots[..., 0], words]
+        message = jnp.concatenate([slots, words], axis=-1)
+        return [message.reshape(len(slots), -1)]
 
     def _from_words(self, messages, room):
         """Inverse of `_to_words`."""

@@ -10,7 +10,7 @@ from jax import lax
 
 from pallas_kernels import rank_select
 from pallas_kernels.operations.merge_rows import merge_rows
-from pallas_kernels.reference.indices import FLAGS_AT_MOST, MergedRows, distinct as distinct
+from pallas_kernels.reference.indices import MergedRows, distinct as distinct
 from pallas_kernels.reference.ordered import add_repeated
 from sparsejax import axes
 from sparsejax.units import bits
@@ -131,7 +131,7 @@ def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax
         As `distinct`, the places [lists, k].
     """
     words = lists.shape[0] * (nowhere // bits.WORD + 1)
-    if nowhere > FLAGS_AT_MOST * lists.size or words >= 2**31:
+    if nowhere > axes.policy().flags * lists.size or words >= 2**31:
         found, place = distinct(lists.reshape(-1), capacity, nowhere)
         return found, place.reshape(lists.shape)
     words = lax.reduce(_bits_of(lists, nowhere), np.uint32(0), lax.bitwise_or, (0,))
@@ -151,7 +151,7 @@ def _is_ascending(ids, nowhere):
 def _has_each_once(ids, nowhere):
     """Whether no id occurs twice and all are in front; no where that takes a sort."""
     ascending = _is_ascending(ids, nowhere)
-    if nowhere > FLAGS_AT_MOST * ids.size:
+    if nowhere > axes.policy().flags * ids.size:
         return ascending
 
     def by_bits(ids):

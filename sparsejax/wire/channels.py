@@ -36,7 +36,7 @@ class Route(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """A collective over messages uint32 [parts, words], to be used at several sizes.
+    """A collective over messages uint32 [parts, words, ...], to be used at several sizes.
 
     Attributes:
         send: From this rank's messages to those received.
@@ -101,7 +101,7 @@ def pull(wire: Wire) -> Channel:
     n = wire.ranks
 
     def copies(x):
-        return wire.to_each(jnp.broadcast_to(x, (n, x.shape[1])))
+        return wire.to_each(jnp.broadcast_to(x, (n, *x.shape[1:])))
 
     def gather(x):
         return wire.all_gather(x[0], same=False)[0]

@@ -154,7 +154,7 @@ def gather_channel(wire: Wire, how: str) -> channels.Channel:
     }[how]
 
     def send(x):
-        return gather(x, wire)[0].reshape(n, x.shape[1])
+        return gather(x, wire)[0].reshape(n, *x.shape[1:])
 
     return channels.Channel(send, n, route(how, n))
 

@@ -89,8 +89,10 @@ def sender(channel: Channel, words: int, count: int) -> Callable[..., jax.Array]
         heads = collectives.heads(messages, count, words, rows)
         received = as_varying(channel.send(heads), varying_axes(messages))
         if collectives.at_once() or len(messages) < channel.sources:
-            return jnp.pad(received, ((0, 0), (0, messages.shape[1] - words)))
-        return lax.dynamic_update_slice(messages, received, (0, 0))
+            edges = [(0, 0)] * messages.ndim
+            edges[1] = 0, messages.shape[1] - words
+            return jnp.pad(received, edges)
+        return lax.dynamic_update_slice(messages, received, [0] * messages.ndim)
 
     return send
 
@@ -106,13 +108,13 @@ def send_heads(
 
     Args:
         channel: Where the messages go.
-        messages: uint32 [rows, room], this rank's in the first rows.
+        messages: uint32 [rows, room, ...], this rank's in the first rows.
         words: The sizes, each at most `room`.
         number: Which of them, equal on all ranks.
         count: How many messages this rank sends.
 
     Returns:
-        uint32 [sources, room], the messages received; after the words that were sent
+        uint32 [sources, room, ...], the messages received; after the words that were sent
         anything, or zeros where `messages` has fewer rows than there are sources.
     """
     rows = collectives.unseen_numbers(count)

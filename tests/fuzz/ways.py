@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from pallas_kernels import striping
-from pallas_kernels.reference import FLAGS_AT_MOST
+from pallas_kernels import platforms, striping
 from sparsejax.schemes.base import Traffic
 from sparsejax.schemes.forecast import room_of
 from sparsejax.wire.index_codes import CODES
@@ -153,7 +152,7 @@ def of_rows(program: Program, ids: np.ndarray) -> set[str]:
     if not listed or not height or not width:
         return gone
     if n == 1 or program.scheme.startswith("ag_sparse"):
-        by_flags = height <= FLAGS_AT_MOST * listed
+        by_flags = height <= platforms.policy().flags * listed
         gone.add("merged by flags" if by_flags else "merged by a sort")
     elif program.scheme == "balanced" or program.scheme.startswith(STRIPED):
         inside = [np.unique(row[(row >= 0) & (row < height)]) for row in ids]

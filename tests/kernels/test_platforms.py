@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
+import pallas_kernels
 from pallas_kernels import platforms
 from pallas_kernels.platforms import by_platform
 from pallas_kernels.reference import ordered, slots
@@ -73,10 +74,26 @@ def test_of_tpus_alone_the_policy_differs():
             policies[platform] = platforms.policy()
     assert policies["cuda"] == policies["rocm"]
     gpu, tpu = policies["cuda"], policies["tpu"]
-    assert gpu[3:] == (True, True, 1)
-    assert tpu[3:] == (False, False, 128)
-    assert policies["cpu"][3:] == (False, True, 1)
+    assert gpu[3:] == (True, True, 1, 256)
+    assert tpu[3:] == (False, False, 128, 0)
+    assert policies["cpu"][3:] == (False, True, 1, 256)
     assert gpu[:3] == tpu[:3] == (True, 1, 4)
+
+
+def merges_by_sorting(platform):
+    """Whether equal ids of a table of few rows are found by a sort."""
+    over = helpers.described(platform, data=1)
+    run = lambda ids: pallas_kernels.merge_rows(ids, rows=1000).ids
+    mapped = jax.shard_map(run, mesh=over, in_specs=P(), out_specs=P())
+    with jax.sharding.use_abstract_mesh(over):
+        program = jax.make_jaxpr(mapped)(jnp.zeros(64, jnp.int32))
+    return " sort[" in str(program)
+
+
+def test_on_tpus_alone_equal_ids_are_found_by_a_sort():
+    """Not by a flag for each row: a scatter of repeated flags is a sort there, and more."""
+    found = {name: merges_by_sorting(name) for name in ("cpu", "tpu", "cuda", "rocm")}
+    assert found == {"cpu": False, "tpu": True, "cuda": False, "rocm": False}
 
 
 def adds_by_sorting(platform):

@@ -177,3 +177,13 @@ def test_rows_of_16_bits_are_added_up_in_float32():
 @pytest.mark.slow
 def test_without_checking_types():
     check("ag_sparse_ring", 3, check_vma=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zen", "ag_sparse"])
+def test_the_program_for_tpus_gives_the_exact_sum(name):
+    """Run on CPUs: ids are sorted, and rows are a message beside that of their slots."""
+    program.cache_clear()
+    with helpers.traced_for("tpu"):
+        check(name, 3)
+    program.cache_clear()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.reference.indices import FLAGS_AT_MOST
+from sparsejax.axes import policy
 from sparsejax.units.merging import merged
 
 
@@ -83,7 +83,7 @@ def among(ids: jax.Array, others: jax.Array, height: int) -> jax.Array:
     if not others.size or not ids.size:
         return jnp.zeros(ids.shape, bool)
     inside, others = (ids >= 0) & (ids < height), others.reshape(-1)
-    if height <= FLAGS_AT_MOST * others.size:
+    if height <= policy().flags * others.size:
         others = jnp.where(others < 0, height, others)
         flags = jnp.zeros(height, bool).at[others].set(True, mode="drop")
         return inside & flags.at[ids].get(mode="clip")
