@@ -19,6 +19,7 @@ class Stage:
         unpacked: int [ranks, sources]: entries that a rank receives of each.
         dense: Bytes of a rank where this stage goes densely instead.
         rest: Bytes that are reckoned with beside this stage's before it is chosen.
+        overhead: Bytes that entries must save to be chosen: see `collectives.pays`.
         pieces: Of each rung, in how many pieces a message is received; whole if None.
         groups: The sides that each program unpacks, where they are divided: see
             `at_once.groups`.
@@ -32,6 +33,7 @@ class Stage:
     unpacked: np.ndarray
     dense: float
     rest: float = 0.0
+    overhead: float = 0.0
     pieces: tuple[int, ...] | None = None
     in_turn: int = 1
     groups: tuple[range, ...] = ()
@@ -106,4 +108,4 @@ class Stage:
                 sizes = [sizes[i] for i in self.ladder.finals]
             rungs.append(next(r for r in sizes if r.capacity >= last))
         sent = 4 * self.messages * sum(rung.words for rung in rungs)
-        return sent + self.rest < self.dense
+        return sent + self.rest + self.overhead < self.dense

@@ -19,6 +19,7 @@ from benchmarks.device.lists import ListStage
 from benchmarks.device.loads import RANKS, Counts, Load
 from benchmarks.device.stage import Stage
 from benchmarks.device.traffic import Work
+from pallas_kernels import platforms
 from sparsejax.schemes import row_lists
 from sparsejax.wire import at_once, messages
 from sparsejax.wire.ladder import Ladder
@@ -308,10 +309,11 @@ def _stage(name: str, size: int, counts: Counts, ladder: Ladder, channel) -> Sta
     sent = channel.route.messages
     whole = float((RANKS - 1) * ladder.width * ladder.unit_bytes)
     all_reduce = 2 * (RANKS - 1) / RANKS * size
+    over = platforms.policy().overhead
     if name == "push":
-        return Stage(ladder, sent, counts.push, counts.push.T, all_reduce, whole)
+        return Stage(ladder, sent, counts.push, counts.push.T, all_reduce, whole, over)
     mine = counts.pull if name == "pull" else counts.push.sum(1)
     to_all = mine[:, None], np.tile(mine, (RANKS, 1))
     if name == "pull":
         return Stage(ladder, sent, *to_all, whole)
-    return Stage(ladder, sent, *to_all, all_reduce, 4.0 * sent)
+    return Stage(ladder, sent, *to_all, all_reduce, 4.0 * sent, over)

@@ -134,7 +134,8 @@ class AGSparse(SparseScheme):
             total, sent = wire.all_reduce(x.dense())
             return total, base.stage(sent, sent, 1)
 
-        done = or_dense(wire, plan.bytes(most), dense, sparse, all_reduce, x)
+        pays = collectives.pays(plan.bytes(most), dense)
+        done = or_dense(wire, pays, sparse, all_reduce, x)
         total, push = wire.assume_same(done)
         return total, base.traffic(
             push,
@@ -165,7 +166,7 @@ class AGSparse(SparseScheme):
         codes = CodedMessages.of(load.values, load.units, load.arrays, narrow)
         plan = self._plan(load.units, load.unit_bytes(self.wire_dtype), n, room, codes)
         dense, need = load.all_reduce(self.wire_dtype), math.ceil(load.counts[0])
-        if plan.bytes(need) >= dense.bytes:
+        if not collectives.pays(plan.bytes(need), dense.bytes):
             return dense._replace(rounds=1)
         sent, turns, capacity = plan.steps.sent(need, plan.route)
         waits = agreeing(n) + turns * gathers.waits(self.gather, n)

@@ -155,7 +155,7 @@ class DoublingPlan:
         for k, size in enumerate(self.sizes):
             as_entries = self.steps(size).bytes(counts[k])
             total += jnp.minimum(as_entries, self.array_bytes(size))
-        pays = self.entry_bytes(counts[0]) < self.dense_bytes
+        pays = collectives.pays(self.entry_bytes(counts[0]), self.dense_bytes)
         return jnp.where(pays, total, self.dense_bytes)
 
     def forecast(self, needs: Sequence[int]) -> Forecast:
@@ -287,15 +287,8 @@ class _Hops:
         full = state.full
         if plan.by_bound:
             full = full | plan.is_full(size, most.astype(jnp.float32))
-        total, stage = or_dense(
-            self.wire,
-            steps.bytes(most),
-            as_array,
-            sparse,
-            dense,
-            total,
-            unless=state.full,
-        )
+        pays = (steps.bytes(most) < as_array) & ~state.full
+        total, stage = or_dense(self.wire, pays, sparse, dense, total)
         if self.folds:
             # What the folded ranks had is with their partners now.
             core = 1 << (self.wire.ranks.bit_length() - 1)

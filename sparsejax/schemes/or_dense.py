@@ -2,8 +2,9 @@
 
 A scheme computes beforehand what its entries would take, from counts on which all ranks
 agreed. So all ranks take the same side, and none sends more than a dense collective does,
-but for what they agreed on. A platform where entries never pay has the dense sum before
-any is counted: `suited`.
+but for what they agreed on. On GPUs entries must save as much as they cost beside bytes
+(`collectives.pays`). A platform where entries never pay has the dense sum before any is
+counted: `suited`.
 """
 
 from collections.abc import Callable
@@ -21,28 +22,22 @@ from sparsejax.wire.collectives import Wire
 
 def or_dense(
     wire: Wire,
-    entry_bytes: jax.Array,
-    dense_bytes: float | jax.Array,
+    pays: jax.Array,
     by_entries: Callable[..., Any],
     densely: Callable[..., Any],
     *operands: Any,
-    unless: jax.Array | None = None,
     copied: bool = True,
 ) -> Any:
-    """The result of `by_entries`; that of `densely` where it sends no more bytes.
+    """The result of `by_entries` where that pays, else that of `densely`.
 
     Args:
         wire: The ranks.
-        entry_bytes: Bytes that one rank sends for the entries, equal on all ranks.
-        dense_bytes: Bytes that one rank sends for the dense array.
+        pays: Whether it does, equal on all ranks: see `collectives.pays`.
         by_entries: Sends the entries of the operands.
         densely: Sends the operands as dense arrays; its results have the same shapes.
         *operands: What both are called with.
-        unless: Whether to send densely in any case, equal on all ranks.
         copied: Whether XLA may write over the operands where they are sent densely.
     """
-    pays = entry_bytes < dense_bytes
-    pays = pays if unless is None else pays & ~unless
     if wire.at_once:
         operands = (pays, *operands)
         by_entries = _without(by_entries)

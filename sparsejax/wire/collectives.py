@@ -16,7 +16,7 @@ Exchanges made of many `permute`s are in `gathers`.
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,15 @@ Permutation = tuple[tuple[int, int], ...]
 def byte_count(x: jax.Array) -> int:
     """The bytes of an array."""
     return x.size * x.dtype.itemsize
+
+
+def pays(entry_bytes: Any, dense_bytes: Any) -> Any:
+    """Whether entries are sent, and not all, for these bytes of either.
+
+    They are where they save more than what they cost beyond their bytes; see
+    `Policy.overhead`.
+    """
+    return entry_bytes + policy().overhead < dense_bytes
 
 
 def all_reduce_bytes(size: int, n: int) -> float:

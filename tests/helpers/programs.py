@@ -122,15 +122,21 @@ def for_gpus() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def traced_for(platform: str) -> Iterator[None]:
+def traced_for(platform: str, overhead: int = 0) -> Iterator[None]:
     """Traces programs as for a platform; CPU devices run them all the same.
 
     What was said of the platform before is said again.
+
+    Args:
+        platform: Its name.
+        overhead: Of the policy of GPUs: so that entries of small arrays are sent, too.
     """
     jax.clear_caches()
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(platforms, "traced_for", lambda: platform)
+            policy = platforms._GPUS._replace(overhead=overhead)
+            patch.setattr(platforms, "_GPUS", policy)
             patch.setattr(errors, "_said", set())
             yield
     finally:

@@ -74,9 +74,9 @@ def test_of_tpus_alone_the_policy_differs():
             policies[platform] = platforms.policy()
     assert policies["cuda"] == policies["rocm"]
     gpu, tpu = policies["cuda"], policies["tpu"]
-    assert gpu[3:] == (True, True, 1, 256)
-    assert tpu[3:] == (False, False, 128, 0)
-    assert policies["cpu"][3:] == (False, True, 1, 256)
+    assert gpu[3:] == (True, True, 1, 256, 0)
+    assert tpu[3:] == (False, False, 128, 0, 0)
+    assert policies["cpu"][3:] == (False, True, 1, 256, 0)
     assert gpu[:3] == tpu[:3] == (True, 1, 4)
 
 

@@ -8,6 +8,7 @@ from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.schemes.owners.rows import bytes_to_all
 from sparsejax.units.ownership import Ownership
 from sparsejax.units.ownership.memory import PartMemory
+from sparsejax.wire import collectives
 from sparsejax.wire.channels import Route
 
 
@@ -22,7 +23,8 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
             return dense
     size = load.unit_bytes(how.wire_dtype)
     plan = how.plan(load.units, n, width, size, dense.bytes, memory)
-    if not plan.may_pay or plan.entry_bytes(need) >= plan.dense_bytes:
+    pays = collectives.pays(plan.entry_bytes(need), plan.dense_bytes)
+    if not (plan.may_pay and pays):
         return dense
     pushed, rounds, capacity = plan.push.sent(need, plan.route)
     fullest = load.fullest_part(1, width, ownership.balanced)

@@ -21,6 +21,7 @@ from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.units import bits
 from sparsejax.units.ownership import Contiguous
 from sparsejax.units.units import unit_bytes
+from sparsejax.wire import collectives
 from sparsejax.wire.ladder import Message
 
 
@@ -58,8 +59,8 @@ class SparseScheme(base.Scheme):
             total, traffic = base.scatter_densely(x, count, wire)
             return total, traffic.push._replace(imbalance=known.imbalance)
 
-        entry_bytes = plan.push_bytes(known.fullest)
-        total, push = or_dense(wire, entry_bytes, dense, by_entries, densely, x)
+        pays = collectives.pays(plan.push_bytes(known.fullest), dense)
+        total, push = or_dense(wire, pays, by_entries, densely, x)
         return total, base.traffic(
             push,
             base.stage(),

@@ -66,12 +66,12 @@ class OwnerPlan:
 
     @property
     def may_pay(self) -> bool:
-        """Whether any gradient can be sent in fewer bytes than by an all-reduce.
+        """Whether to send entries can pay, for any gradient: see `collectives.pays`.
 
         Parts have whole words of slots; with few units a rank, most belong to none.
         """
         least = (self.ranks - 1) * 4 * self.push.rungs[0].words
-        return least + self._most_pulled < self.dense_bytes
+        return collectives.pays(least + self._most_pulled, self.dense_bytes)
 
     @property
     def _most_pulled(self):
@@ -102,5 +102,6 @@ class OwnerPlan:
         """Bytes that one rank sends; for the arguments see the two methods above."""
         pull = jnp.minimum(self.pull_bytes(pulled), self.whole_bytes)
         push = self.push_bytes(pushed)
-        pays = self.may_pay & (push + self._most_pulled < self.dense_bytes)
+        pays = collectives.pays(push + self._most_pulled, self.dense_bytes)
+        pays = self.may_pay & pays
         return jnp.where(pays, push + pull, self.dense_bytes)

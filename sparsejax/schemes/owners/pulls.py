@@ -236,8 +236,7 @@ class PullEntries(Pull):
             return Pulled(total, stage, units, jnp.float32(agreed + cost))
         total, stage, units = or_dense(
             owned.wire,
-            entry_bytes,
-            owned.plan.whole_bytes,
+            entry_bytes < owned.plan.whole_bytes,
             by_entries,
             owned.whole,
             totals,

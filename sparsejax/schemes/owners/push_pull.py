@@ -52,7 +52,7 @@ from sparsejax.units.ownership import Layout
 from sparsejax.units.ownership.memory import PartMemory
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units, unit_bytes, wide
-from sparsejax.wire import channels, index_codes, messages, ordered
+from sparsejax.wire import channels, collectives, index_codes, messages, ordered
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import Message
 
@@ -162,8 +162,7 @@ class Stages:
         else:
             total, push, pull, after, agreed = or_dense(
                 self.wire,
-                self.plan.entry_bytes(known.fullest),
-                self.plan.dense_bytes,
+                self._pays(known),
                 functools.partial(self.by_entries, known=known),
                 functools.partial(self._all_reduce, known=known),
                 x,
@@ -178,6 +177,9 @@ class Stages:
             after=after / self.layout.size,
         )
 
+    def _pays(self, known):
+        return collectives.pays(self.plan.entry_bytes(known.fullest), self.plan.dense_bytes)
+
     def _all_reduce(self, x, known):
         total, sent = self.wire.all_reduce(x.dense())
         half = base.stage(sent / 2, sent / 2, 1, known.imbalance)
@@ -189,7 +191,7 @@ class Stages:
         On a GPU what a choice is given stays in memory until it has ended, as the bits that
         tell the entries of a push: they would still be there while sums come back.
         """
-        pays = self.plan.entry_bytes(known.fullest) < self.plan.dense_bytes
+        pays = self._pays(known)
         push = functools.partial(self.by_entries, known=known, comes_back=False)
         like = jax.eval_shape(push, x)
         nothing = lambda x: jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), like)

@@ -16,7 +16,7 @@ from sparsejax.schemes.forecast import above_mean, merged
 from sparsejax.schemes.owners.push_pull import Stages
 from sparsejax.schemes.zen.hierarchical import HierarchicalCentralization
 from sparsejax.units.units import Units
-from sparsejax.wire import ladder
+from sparsejax.wire import collectives, ladder
 from sparsejax.wire.collectives import Wire
 
 
@@ -79,4 +79,5 @@ class Choice:
         most_bytes = plan.expected_bytes(disjoint.astype(jnp.int32))
         expected = plan.expected_bytes(self.counts)
         seen = self.curve[0] > 0
-        return seen & (most_bytes < plan.dense_bytes) & (expected < self.owner_bytes)
+        pays = collectives.pays(most_bytes, plan.dense_bytes)
+        return seen & pays & (expected < self.owner_bytes)

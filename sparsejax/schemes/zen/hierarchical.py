@@ -24,7 +24,7 @@ from sparsejax.schemes.owners.pieces import SparseScheme
 from sparsejax.schemes.zen import growth
 from sparsejax.units import bits
 from sparsejax.units.units import Units
-from sparsejax.wire import index_codes, ladder
+from sparsejax.wire import collectives, index_codes, ladder
 from sparsejax.wire.collectives import Wire
 
 
@@ -93,7 +93,7 @@ class HierarchicalCentralization(SparseScheme):
         count = jnp.sum(flags, dtype=jnp.int32)
         most, agreed = wire.maximum(count)
         hops = doubling.hops(n)
-        entry_bytes = plan.entry_bytes(most)
+        pays = collectives.pays(plan.entry_bytes(most), plan.dense_bytes)
 
         def sparse(x):
             return doubling.add_up(x, wire, plan, doubling.AgreedCounts(flags, most))
@@ -105,7 +105,7 @@ class HierarchicalCentralization(SparseScheme):
             none = jnp.float32(0)
             return doubling.DoublingResult(total, half, half, none, unseen)
 
-        done = or_dense(wire, entry_bytes, plan.dense_bytes, sparse, all_reduce, x)
+        done = or_dense(wire, pays, sparse, all_reduce, x)
         done = wire.assume_same(done)
         after = bits.density(done.total)
         before = most.astype(jnp.float32) / x.shape[0]
@@ -120,7 +120,7 @@ class HierarchicalCentralization(SparseScheme):
         seen = jnp.append(done.counts.astype(jnp.float32) / x.shape[0], after)
         seen = wire.same_elsewhere(seen)
         curve = jnp.where(
-            entry_bytes < plan.dense_bytes,
+            pays,
             growth.measured(seen),
             growth.stretched(state, n, before, seen[-1]),
         )
@@ -137,7 +137,7 @@ class HierarchicalCentralization(SparseScheme):
         like = load.units, load.numbers, load.dtype, self.wire_dtype
         plan = self._plan(n, *like, dense.bytes)
         needs = load.fullest or [math.ceil(load.count(k)) for k in doubling.held(n)]
-        if plan.sizes and plan.entry_bytes(needs[0]) >= dense.bytes:
+        if plan.sizes and not collectives.pays(plan.entry_bytes(needs[0]), dense.bytes):
             return dense
         told = plan.forecast(needs)
         # What is known before the first hop is looked for again where hops are a loop.
