@@ -24,9 +24,6 @@ from pallas_kernels.operations.messages import (
     unpacks_in_kernels as unpacks_in_kernels,
 )
 from pallas_kernels.operations.partition import partition as partition
-from pallas_kernels.operations.partition_by_bits import (
-    partition_by_bits as partition_by_bits,
-)
 from pallas_kernels.operations.partition_dense import partition_dense as partition_dense
 from pallas_kernels.operations.threshold_hash import threshold_hash as threshold_hash
 from pallas_kernels.reference import (

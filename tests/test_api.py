@@ -36,7 +36,6 @@ LONG = {
     "pallas_kernels.Partitioned",
     "pallas_kernels.pack_message",
     "pallas_kernels.partition",
-    "pallas_kernels.partition_by_bits",
     "pallas_kernels.partition_dense",
     "pallas_kernels.unpack_message",
     "sparsejax.ColumnTable",

@@ -99,8 +99,7 @@ CONFUSED = [
     "sparsejax.schemes.Zen sparsejax.schemes.BalancedParallelism"
     " sparsejax.schemes.HierarchicalCentralization",
     "pallas_kernels.compact pallas_kernels.threshold_hash",
-    "pallas_kernels.partition pallas_kernels.partition_dense"
-    " pallas_kernels.partition_by_bits",
+    "pallas_kernels.partition pallas_kernels.partition_dense",
     "pallas_kernels.pack_message pallas_kernels.unpack_message"
     " pallas_kernels.index_message",
 ]

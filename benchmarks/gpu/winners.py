@@ -127,7 +127,7 @@ _TOLERANCE = {"coo_add": 1e-5}
 
 def _summary(operation, result):
     """Sums modulo 2^32 that all backends must agree on, in whatever order threads ran."""
-    if operation in ("partition", "partition_dense", "partition_by_bits"):
+    if operation in ("partition", "partition_dense"):
         there = result.memory >= 0
         kept = jnp.where(there, result.memory, 0)
         # Where there is room for all, as here; else who is left depends on the threads.
@@ -180,10 +180,6 @@ def _sides(context, size, density):
         "partition": (
             of(kernels.partition, memory=memory),
             (indices, jnp.int32(count), seeds),
-        ),
-        "partition_by_bits": (
-            of(kernels.partition_by_bits, parts=PARTS, capacity=capacity // PARTS),
-            (x,),
         ),
         "threshold_hash": (
             of(kernels.threshold_hash, threshold=level, seed=7, slots=2 * count),

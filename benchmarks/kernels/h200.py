@@ -111,11 +111,6 @@ def operations() -> dict:
             [floats, seeds],
             8 * SIZE,
         ),
-        "partition_by_bits": (
-            of(kernels.partition_by_bits, parts=PARTS, capacity=CAPACITY // 8),
-            [floats],
-            2 * SIZE,
-        ),
         "threshold_hash": (
             lambda x, backend: kernels.threshold_hash(
                 x, 0.1, 7, slots=CAPACITY, backend=backend

@@ -106,7 +106,7 @@ def hashed(indices, k: int, memory: float) -> kernels.HashMemory:
 
 
 def partition(record: Recorder) -> None:
-    """Algorithm 1 with the paper's parameters, against sorting and against bits."""
+    """Algorithm 1 with the paper's parameters, against sorting."""
     host = gradient(0.01)
     indices = jnp.asarray(np.flatnonzero(host), jnp.int32)
     count, seeds = jnp.int32(indices.size), kernels.draw_seeds(4)
@@ -137,12 +137,10 @@ def partition(record: Recorder) -> None:
         part = hashing.place(listed, seeds[0], PARTS)
         return listed[np.argsort(part, kind="stable")]
 
-    x, capacity = jnp.asarray(host), int(1.1 * indices.size / PARTS)
-    both = jax.jit(lambda x: kernels.partition_by_bits(x, parts=PARTS, capacity=capacity))
+    x = jnp.asarray(host)
     before = jax.jit(lambda x: kernels.compact(x, indices.size)[0])
     sides["NumPy hash and sort"] = by_numpy
     sides["compact (before it)"] = lambda: before(x)
-    sides["partition_by_bits"] = lambda: both(x).memory
     about = {"indices": int(indices.size), "parts": PARTS}
     times = timed(record, "partition", sides, **about)
     if in_cpp:

@@ -54,8 +54,6 @@ def partition(
 
     See Also:
         `pallas_kernels.partition_dense`: the same from a dense vector.
-        `pallas_kernels.partition_by_bits`: the same from a dense vector, without
-        collisions.
     """
     checks.integers("indices", indices)
     seeds, memory = checks.memory(indices.size, seeds, memory)

@@ -46,7 +46,6 @@ def partition_dense(
 
     See Also:
         `pallas_kernels.partition`: the same from a list of indices.
-        `pallas_kernels.partition_by_bits`: the same without collisions, by a striped hash.
     """
     checks.floats("x", x)
     seeds, memory = checks.memory(x.size, seeds, memory)

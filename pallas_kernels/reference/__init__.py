@@ -25,7 +25,6 @@ from pallas_kernels.reference.messages import (
 from pallas_kernels.reference.partitions import (
     Partitioned as Partitioned,
     partition as partition,
-    partition_by_bits as partition_by_bits,
     partition_dense as partition_dense,
     threshold_hash as threshold_hash,
     with_serial as with_serial,

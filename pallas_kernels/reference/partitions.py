@@ -1,4 +1,4 @@
-"""Indices divided among parts, in plain XLA: Zen's Algorithm 1, stripes, DRAGONN's slots.
+"""Indices divided among parts, in plain XLA: Zen's Algorithm 1, and DRAGONN's slots.
 
 Algorithm 1 is bulk-synchronous: all indices whose slot is free write there, then all read
 back, and an index that does not find itself tries the next hash.
@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import hashing, striping
+from pallas_kernels import hashing
 from pallas_kernels.rank_select import pack, rank_index, running_sum, select
 from pallas_kernels.reference.indices import EMPTY, chosen, padded
-from pallas_kernels.reference.slots import slots_of
 
 
 _TILE = 1 << 16
@@ -58,17 +57,16 @@ class Partitioned(NamedTuple):
 
     Attributes:
         memory: int32 [parts, room], the indices of each part; -1 where there is none.
-        counts: int32 [parts], the number of indices for the memory that may overflow: the
-            serial one for `partition`, all of the part for `partition_by_bits`. What
-            exceeds its size found no slot.
+        counts: int32 [parts], the number of indices for the serial memory. What exceeds
+            its size found no slot.
         left: The indices that found no slot: for `partition` booleans by position in the
-            input, for `partition_by_bits` booleans by element, for `partition_dense` packed
-            bits by element, 32 to a word.
+            input, for `partition_dense` packed bits by element, 32 to a word.
 
     Example:
-        >>> memory, counts, left = pallas_kernels.partition_by_bits(
-        ...     jnp.ones(8), parts=2, capacity=8)
-        >>> int(counts.sum()), bool(left.any())
+        >>> room = pallas_kernels.HashMemory(parts=2, slots=16, serial=8)
+        >>> memory, counts, left = pallas_kernels.partition_dense(
+        ...     jnp.ones(8), pallas_kernels.draw_seeds(3), room)
+        >>> int((memory >= 0).sum()), bool(left.any())
         (8, False)
     """
 
@@ -195,18 +193,6 @@ def partition_dense(x, seeds, *, memory, threshold=None):
     parallel = parallel.reshape(parts, slots)
     done = with_serial(parallel, everyone, lost, seeds[0], memory.serial)
     return done._replace(left=pack(padded(done.left)))
-
-
-def partition_by_bits(x, *, parts, capacity, seed=0, threshold=None):
-    """Each part's chosen elements by the striped hash, ascending by slot."""
-    flags = chosen(x, threshold)
-    words = striping.split(flags, parts, seed)
-    slot, counts = slots_of(words, jnp.int32(0), capacity)
-    part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
-    units = striping.invert(part, slot, x.size, parts, seed)
-    used = lax.iota(jnp.int32, capacity) < counts[:, None]
-    left = flags.at[jnp.where(used, units, x.size).reshape(-1)].set(False, mode="drop")
-    return Partitioned(jnp.where(used, units, EMPTY), counts, left)
 
 
 def threshold_hash(x, threshold, seed, slots):

@@ -116,26 +116,6 @@ def check_partition_dense(partition, x, seeds, *, threshold=None, **sizes):
     check_partition(as_listed, given, given.size, seeds, **sizes)
 
 
-def check_partition_by_bits(partition, x, *, parts, capacity, threshold=None, assign=None):
-    """Sorted by slot, each element once or left, in the part that the hash says."""
-    done = partition(x, parts=parts, capacity=capacity, threshold=threshold)
-    memory, counts, left = (np.asarray(array) for array in done)
-    flags = chosen(x, threshold)
-    assert memory.shape == (parts, capacity)
-    held = np.minimum(counts, capacity)
-    prefix = np.arange(capacity) < held[:, None]
-    np.testing.assert_array_equal(memory != -1, prefix)
-    everywhere = np.concatenate([memory[prefix], np.flatnonzero(left)])
-    np.testing.assert_array_equal(np.sort(everywhere), np.flatnonzero(flags))
-    part, slot = (np.asarray(array) for array in assign(np.arange(x.size)))
-    over = np.bincount(part[left], minlength=parts)
-    np.testing.assert_array_equal(over, counts - held)
-    for number in range(parts):
-        mine = memory[number][prefix[number]]
-        assert (part[mine] == number).all(), "an element is in another's part"
-        assert (np.diff(slot[mine]) > 0).all(), "a part is not sorted"
-
-
 def check_threshold_hash(threshold_hash, x, threshold, seed, slots):
     """A slot holds one of those that hash to it, if any does."""
     memory = np.asarray(threshold_hash(x, threshold, seed, slots=slots))

@@ -270,14 +270,6 @@ def partition(**changed):
         (lambda: partition(indices=ONES), r"indices must be int32.*astype\(jnp.int32\)"),
         (lambda: partition(seeds=INDICES), "seeds must be uint32"),
         (lambda: partition(slots=2**29), "more than int32 can number"),
-        (
-            lambda: kernels.partition_by_bits(ONES, parts=65, capacity=1),
-            "64 elements for 65 parts",
-        ),
-        (
-            lambda: kernels.partition_by_bits(ONES, parts=2, capacity=0),
-            "capacity must be a positive int",
-        ),
         (lambda: kernels.threshold_hash(ONES, 0.5, 1, slots=0), "slots must be"),
         (lambda: kernels.coo_add(INDICES, ONES[:3], 9), "do not fit 64 indices"),
         (lambda: kernels.coo_add(ONES, ONES, 9), "indices must be int32"),
@@ -305,7 +297,6 @@ MEMORY = kernels.HashMemory(parts=4, slots=32, serial=4)
             x.astype(jnp.int32), 64, SEEDS[:1], kernels.HashMemory(4, 0, 9)
         ),
         lambda x: kernels.partition_dense(x, SEEDS, MEMORY),
-        lambda x: kernels.partition_by_bits(x, parts=4, capacity=9),
         lambda x: kernels.threshold_hash(x, 0.5, 7, slots=9),
         lambda x: kernels.coo_add(x.astype(jnp.int32), x, 9),
         lambda x: kernels.merge_rows(x.astype(jnp.int32), 9),

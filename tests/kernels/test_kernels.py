@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import pallas_kernels as kernels
-from pallas_kernels import striping
 from pallas_kernels.pallas import bitmap, launch, partition, threshold_hash
 from tests import helpers
 from tests.helpers import slow
@@ -327,41 +326,6 @@ def test_what_is_left_goes_in_a_further_round():
         indices, count = np.resize(left, 1025) if len(left) else indices, len(left)
     everything = indices_of("sorted", 1025, np.random.default_rng(1))
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), everything)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parts", "capacity"),
-    [
-        *((3, 100), (8, 5000)),
-        *slow((1, 100), (2, 5000)),
-    ],
-)
-def test_partition_by_bits(parts, capacity):
-    size = 5000
-    run = by("reference", kernels.partition_by_bits, parts=parts, capacity=capacity)
-    above = by(
-        "reference",
-        lambda x, level: kernels.partition_by_bits(
-            x, parts=parts, capacity=capacity, threshold=level
-        ),
-    )
-
-    def partition(x, *, parts, capacity, threshold):
-        del parts, capacity
-        return run(x) if threshold is None else above(x, np.float32(threshold))
-
-    assign = lambda units: striping.assign(jnp.asarray(units), size, parts, 0)
-    for density in DENSITIES:
-        for threshold in (None, 1.0):
-            contract.check_partition_by_bits(
-                partition,
-                gradient(size, density, seed=3),
-                parts=parts,
-                capacity=capacity,
-                threshold=threshold,
-                assign=assign,
-            )
 
 
 @every_backend
