@@ -273,10 +273,10 @@ HAS_PALLAS = {
     "bitmap_decode",
     "partition",
     "threshold_hash",
-    *messages(),
 }
 HAS = {"reference": set(operations()), "pallas": HAS_PALLAS}
 HAS["triton"] = HAS_PALLAS | {
+    *messages(),
     *bitmap_messages(),
     "coo_add",
     "partition, append",

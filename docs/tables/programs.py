@@ -8,6 +8,7 @@ import statistics
 
 from recorded import Results, digits, seconds, spread, table, times
 
+from benchmarks.charts import programs as charts
 from benchmarks.charts.chart import named
 from benchmarks.charts.selecting import LIMITED, UNLIMITED
 from benchmarks.gpu.steps import counted_with
@@ -76,15 +77,11 @@ two cores, and DRAGONN's time over it. `dgc by nonzero` is DGC as it is publishe
     return "Sparsifiers", text, table(head, rows, 2), results
 
 
-# The records have an operation that the library has no more.
-GONE = ("partition_by_bits",)
-
-
 def kernels():
     results = Results("kernels-cpu-jax0.10.2")
-    parts, rows = ("compact", "bitmap_decode", "partition"), []
-    for row in results.rows:
-        if row["part"] in parts and row["side"] not in GONE:
+    rows = []
+    for row in charts.kept(results.rows):
+        if row["part"] in ("compact", "bitmap_decode", "partition"):
             share = f"{row['density']:.0%}" if "density" in row else ""
             ms = digits(1e3 * seconds(row), 2)
             rows.append([f"`{row['part']}`", share, row["side"], ms, times(row["ratio"])])
@@ -101,8 +98,7 @@ def kernels_on_a_gpu():
     results = Results("gpu-jax0.11.2")
     rows = []
     for size in (214_000_000, 1 << 24):
-        found = [row for row in results.where(size=size, density=0.01) if "side" in row]
-        found = [row for row in found if row["part"] not in GONE]
+        found = charts.kept(results.where(size=size, density=0.01))
         for operation in dict.fromkeys(row["part"] for row in found):
             sides = {r["side"]: r for r in found if r["part"] == operation}
             ms = lambda name, of=sides: f"{1e3 * seconds(of[name]):.2f}"
@@ -146,9 +142,10 @@ kernels itself; there bitmaps were still unpacked entry by entry."""
 
 def counted():
     results = Results("device-jax0.11.2")
-    # The record has steps of a scheme that is gone, too.
+    # The record has steps of a scheme that is gone, too, and of kernels that are.
     sides = ("all-reduce", "agsparse", "zen", "zen, in any order", "zen, Algorithm 1")
     there = [row for row in results.rows if row["scheme"] in sides]
+    there = [row for row in there if row.get("kernels") != "pallas"]
     rows = []
     for row in sorted(there, key=lambda row: row["load"]):
         kernels = row.get("kernels")

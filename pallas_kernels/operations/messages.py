@@ -29,10 +29,6 @@ from pallas_kernels.reference.specs import (
 
 # What Triton can add atomically.
 _ADDED = (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16, jnp.int32, jnp.uint32)
-# What Pallas can add atomically (see `launch.add`), and numbers of an array that its int32
-# addresses reach.
-_ADDED_IN_PALLAS = (jnp.float32, jnp.float16)
-_REACHED = 2**31 - 1
 _SUM = Unpacking()
 
 
@@ -92,12 +88,9 @@ def pack_message(
         )
     if ends is not None:
         _check_ends(ends, len(counts), 0 if sets.is_listed else slots.shape[1])
-    files = {"pallas": "messages", "triton": "messages"}
-    if spec.dtype.name not in TRAVELS or array.dtype.name not in TRAVELS:
-        files = {}
-    elif max(array.size, slots.size, len(counts) * spec.words) > _REACHED:
-        files.pop("pallas")
-    kernels = backends.kernels(reference.pack_message, **files, spec=spec)
+    travels = {spec.dtype.name, array.dtype.name} <= {*TRAVELS}
+    triton = "messages" if travels else None
+    kernels = backends.kernels(reference.pack_message, triton=triton, spec=spec)
     size = len(slots) * spec.room * math.prod(array.shape[1:])
     return backends.run("pack_message", backend, kernels, size, sets, array, numbers)
 
@@ -166,16 +159,8 @@ def unpack_message(
             "first must be a multiple of 4 below last, and last at most room, "
             f"{spec.room}; got {how.first} and {last}."
         )
-    files = {}
-    if _has_kernel(into.dtype, spec.dtype):
-        files["triton"] = "messages"
-    is_reached = max(into.size, message.size) <= _REACHED
-    is_known = into.dtype in _ADDED_IN_PALLAS and spec.dtype.name in TRAVELS
-    # Pallas' is given one message at a time where they take turns, and knows no sender.
-    by_sender = how.ordered and spec.units is not None and not how.replaces
-    if is_whole and is_reached and is_known and not (spec.bitmaps or by_sender):
-        files["pallas"] = "messages"
-    kernels = backends.kernels(reference.unpack_message, **files, spec=spec, how=how)
+    triton = "messages" if _has_kernel(into.dtype, spec.dtype) else None
+    kernels = backends.kernels(reference.unpack_message, triton=triton, spec=spec, how=how)
     size = len(message) * spec.room * math.prod(into.shape[1:])
     return backends.run("unpack_message", backend, kernels, size, into, received, numbers)
 

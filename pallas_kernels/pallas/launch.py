@@ -87,23 +87,3 @@ def load(ref, at, mask, other):
 def store(ref, at, values, mask):
     """ref[at] = values where the mask says so."""
     triton_backend().store(ref.at[at], values, mask=mask)
-
-
-def add(ref, at, values, mask, *, interpret):
-    """Adds floats to ref[at] where the mask says so, in any order; addresses may repeat.
-
-    Not integers: up to JAX 0.11 their atomic addition is lowered as one of floats.
-    """
-    assert jnp.issubdtype(values.dtype, jnp.floating)
-    if interpret:  # Interpreted, an atomic operation takes no mask, and loses all but one.
-        ref[...] = ref[...].at[at].add(jnp.where(mask, values, 0), mode="drop")
-    else:
-        triton_backend().atomic_add(ref, (at,), values, mask=mask)
-
-
-def set_bits(ref, at, bits, mask, *, interpret):
-    """Sets bits of ref[at] where the mask says so, none of them twice."""
-    if interpret:
-        ref[...] = ref[...].at[at].add(jnp.where(mask, bits, 0), mode="drop")
-    else:
-        triton_backend().atomic_or(ref, (at,), bits, mask=mask)

@@ -9,13 +9,13 @@ from pallas_kernels.rank_select import WORD
 from pallas_kernels.reference.messages import Run, cut_strings, padded, row_ends
 
 
-def index_message(message, numbers, *, spec, most_rows=None):
-    """See `pallas_kernels.index_message`; for `most_rows` see `row_ends`."""
+def index_message(message, numbers, *, spec):
+    """See `pallas_kernels.index_message`."""
     places = Run.of(numbers, spec).places
     heads = lax.bitcast_convert_type(message[:, 0], jnp.int32)
     words = cut_strings(padded(message, 1 + spec.longest), places, spec.longest)
     if not spec.bitmaps:
-        return heads, row_ends(words, most_rows)
+        return heads, row_ends(words)
     return heads, word_ranks(words)
 
 

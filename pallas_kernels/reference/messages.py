@@ -307,18 +307,17 @@ def cut_strings(message: jax.Array, places: Places, longest: int) -> jax.Array:
     return jnp.where(used, _cut(message, 1, longest), 0)
 
 
-def row_ends(words: jax.Array, most: int | None = None) -> jax.Array:
+def row_ends(words: jax.Array) -> jax.Array:
     """The bits up to the end of each row of words, for kernels that search rows by halving.
 
     Args:
         words: uint32 [parts, n].
-        most: How many rows there are at most; `MOST_ROWS` if None.
 
     Returns:
-        int32 [parts, rows]; a row has `row_words(n, rows)` words.
+        int32 [parts, rows]; a row has `row_words(n)` words.
     """
     parts, n = words.shape
-    row = row_words(n, most)
+    row = row_words(n)
     counts = lax.population_count(words).astype(jnp.int32)
     if row > 1:
         counts = jnp.pad(counts, ((0, 0), (0, -n % row))).reshape(parts, -1, row)
@@ -326,10 +325,10 @@ def row_ends(words: jax.Array, most: int | None = None) -> jax.Array:
     return rank_select.running_sum(counts)
 
 
-def row_words(n: int, most: int | None = None) -> int:
+def row_words(n: int) -> int:
     """How many of n words a row has, so that there are few: a power of two."""
     row = 1
-    while row * (most or MOST_ROWS) < n:
+    while row * MOST_ROWS < n:
         row *= 2
     return row
 

@@ -158,8 +158,6 @@ class EntryConfig:
         rows: How many counts of a part there are.
         block: Entries of a program, a multiple of 4.
         columns: Numbers of a value that a program handles at a time.
-        words: Of a message, as it lies in memory, where a kernel is for one size.
-        interpret: Whether kernels are interpreted.
     """
 
     at: int
@@ -176,8 +174,6 @@ class EntryConfig:
     rows: int
     block: int
     columns: int
-    words: int = 0
-    interpret: bool = False
 
     @classmethod
     def of(
@@ -187,7 +183,6 @@ class EntryConfig:
         bits: int,
         rows: int,
         tile: tuple[int, int],
-        **more: Any,
     ) -> Self:
         """Kernels for messages whose values are in an array, or go there.
 
@@ -198,7 +193,6 @@ class EntryConfig:
             rows: How many counts there are of them.
             tile: Numbers of the values of a program's entries, or a few entries' of long
                 rows; and of one value at a time, at most.
-            **more: The last attributes.
         """
         numbers, columns = tile
         width = math.prod(array.shape[1:])
@@ -217,7 +211,6 @@ class EntryConfig:
             rows=rows,
             block=max(4, numbers // columns),
             columns=columns,
-            **more,
         )
 
     @property
@@ -229,11 +222,6 @@ class EntryConfig:
     def halvings(self) -> int:
         """How often rows are halved until one is left."""
         return self.rows.bit_length()
-
-    @property
-    def in_word(self) -> int:
-        """Numbers that fill a word."""
-        return 4 // self.dtype.itemsize
 
     @property
     def unit(self) -> int:

@@ -6,17 +6,16 @@ wrong. So of each reader this is held:
 
     it ends     no loop is as long as a message says
     counts      it folds no more entries than the header says, and there is room for
-    behind      what lies behind a message changes nothing ("reference", "pallas")
-    canaries    what lies behind an array stays as it is ("pallas", and `triton_words`)
+    behind      what lies behind a message changes nothing ("reference")
+    canaries    what lies behind an array stays as it is (`triton_words`)
 
 Plain XLA clamps what is read and drops what is written outside by its own definition; the
-kernels of Pallas and Triton have to see to it themselves.
+kernels of Triton have to see to it themselves.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -25,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_kernels
-from pallas_kernels.pallas import launch, messages as in_pallas
 from sparsejax.schemes import row_lists
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.wire import at_once, channels, gathers, tiles
@@ -38,9 +36,8 @@ from tests.kernels.messages import AT, CASES
 
 READERS = (
     *("reference", "tiles", "whole", "lists"),
-    *("reference", "tiles", "whole", "pallas"),
+    *("reference", "tiles", "whole"),
 )
-CANARY, GUARD = 0x7B7B7B7B, 64
 _HOWS = [pallas_kernels.Unpacking(replaces) for replaces in (False, True)]
 
 
@@ -85,16 +82,13 @@ def _by_reference(case):
 def check_reference(case: Any, words: Words) -> bool:
     """The operations of `pallas_kernels`, in plain XLA."""
     run = _by_reference(_compiled_as(case))
-    return _check_kernels(case, words, lambda *arrays: run(*arrays)[:2])
-
-
-def _check_kernels(case, words, read: Callable[..., Any]):
     message = words_of(words, case.received)
     into = np.ones((size_of(case), *case.shape), case.dtype)
     results = []
     for fill in FILLS:
         message[:, case.form.ladder.rungs[case.rung].words :] = fill
-        results.append([np.asarray(x) for x in read(into, message, case.numbers)])
+        summed, put, _ = run(into, message, case.numbers)
+        results.append([np.asarray(x) for x in (summed, put)])
     summed, put = results[0]
     entries = entries_of(case, message)
     assert changed(into, summed) <= entries
@@ -198,67 +192,15 @@ def check_lists(case: Any, words: Words) -> bool:
     return True
 
 
-@functools.cache
-def _by_pallas(case):
-    def read(into, message, numbers):
-        found, dead = [], []
-        with mock.patch.object(launch, "launch", _with_canaries(dead)):
-            for does in _HOWS:
-                given = into, pallas_kernels.Received(message), numbers
-                how = {"spec": case.spec, "how": does, "interpret": True}
-                found.append(in_pallas.unpack_message(*given, **how))
-        return *found, jnp.stack(dead).any()
-
-    return jax.jit(read)
-
-
-def _with_canaries(dead):
-    """Launches whose results have canaries behind them; adds whether any died."""
-    real = launch.launch
-
-    def guarded(kernel, programs, operands, results, *, in_place=None, **how):
-        operands, in_place = list(operands), dict(in_place or {})
-        assert sorted(in_place.values()) == [*range(len(results))], "all are in place"
-        for operand in in_place:
-            x = operands[operand]
-            canary = jnp.full(GUARD, CANARY, jnp.uint32)
-            canary = jax.lax.bitcast_convert_type(canary, x.dtype).reshape(-1)
-            operands[operand] = jnp.concatenate([x, canary])
-        like = [
-            jax.ShapeDtypeStruct((operands[operand].size,), results[number].dtype)
-            for operand, number in sorted(in_place.items(), key=lambda pair: pair[1])
-        ]
-        done = real(kernel, programs, operands, like, in_place=in_place, **how)
-        for x, size in zip(done, [x.shape[0] for x in results], strict=True):
-            words = jax.lax.bitcast_convert_type(x[size:], jnp.uint8)
-            dead.append((words != CANARY & 0xFF).any())
-        return [x[: y.shape[0]] for x, y in zip(done, results, strict=True)]
-
-    return guarded
-
-
-def check_pallas(case: Any, words: Words) -> bool:
-    """The kernels of Pallas, interpreted, between canaries."""
-    run = _by_pallas(_compiled_as(case))
-
-    def read(*arrays):
-        *found, died = run(*arrays)
-        assert not died, "a kernel wrote behind the end of an array"
-        return found
-
-    return _check_kernels(case, words, read)
-
-
 _READERS = {
     "reference": check_reference,
     "tiles": functools.partial(check_fold, how="tiles"),
     "whole": functools.partial(check_fold, how="whole"),
     "lists": check_lists,
-    "pallas": check_pallas,
 }
 
 
 def forget() -> None:
     """Gives back the memory of all programs."""
-    for made in (_by_reference, _folding, _by_lists, _by_pallas):
+    for made in (_by_reference, _folding, _by_lists):
         made.cache_clear()

@@ -39,24 +39,6 @@ BROKEN = {
         "row_lists",
         Edit("Lists.send", "slots = jnp.where(inside, slots, nowhere)", "pass"),
     ),
-    "units behind the end": (
-        "pallas",
-        "in_pallas",
-        Edit(
-            "pallas.messages.unpack_message_kernel",
-            "there & (unit >= 0) & (unit < form.size)",
-            "there & (unit >= 0)",
-        ),
-    ),
-    "units before the beginning": (
-        "pallas",
-        "in_pallas",
-        Edit(
-            "pallas.messages.unpack_message_kernel",
-            "there & (unit >= 0) & (unit < form.size)",
-            "there & (unit < form.size)",
-        ),
-    ),
 }
 
 

@@ -33,8 +33,7 @@ OF_OWNERS = (
     "sums by entries",
     "sums in several rounds",
 )
-# In plain XLA, and as kernels that are interpreted.
-BY_CODE = ("reference", "tiles", "whole", "pallas")
+BY_CODE = ("reference", "tiles", "whole")
 NEEDED = {
     "sum": (
         *(f"{kind}: {way}" for kind in KINDS for way in OF_OWNERS),

@@ -258,14 +258,12 @@ MOST_BITMAPS = ("half of all", "full, halves")
 
 def check_messages(
     made,
-    in_pieces=True,
     names=tuple(messages.CASES),
     bitmaps=tuple(messages.BITMAPS),
 ):
     made._CLEARED = 128
     made._TILE = 64, 8  # so that small messages take several programs
-    if in_pieces:
-        made.index._ROWS = 8  # and what is added up several turns
+    made.index._ROWS = 8  # and what is added up several turns
     pack, unpack = on_arrays(made.pack_message), on_arrays(made.unpack_message)
     for name in names:
         case = messages.CASES[name]
@@ -277,10 +275,9 @@ def check_messages(
     these = lambda *wanted: [name for name in wanted if name in names]
     for name in these("coo8", "rows of five halves"):
         messages.check_unpack(unpack, messages.CASES[name], ordered=True)
-    for name in these("coo8", "coo16", "rows of five halves", "one part") * in_pieces:
+    for name in these("coo8", "coo16", "rows of five halves", "one part"):
         messages.check_pieces(on_arrays(made.index_message), unpack, messages.CASES[name])
-    if in_pieces:
-        check_bitmap_messages(made.bitmap, made.index, bitmaps)
+    check_bitmap_messages(made.bitmap, made.index, bitmaps)
     # With rows of several words, the last not full, as long sets have them.
     for name in these("coo8", "coo16", "from a rank on", "mixed, bitmap"):
         rows = 1000 if name == "coo16" else 10  # of its 4,101 words, or of 33
@@ -314,24 +311,20 @@ def sent_by(run):
 
 
 def check_exchange(made):
-    """As `check_exchange_by`, where `made` has the kernels of Triton for messages."""
+    """Zen on devices of a CPU sends by kernels what it sends by reference, and is exact."""
     for module in (made, made.index, made.bitmap):
         module.launch = functools.partial(when_run, made.launched)
     made._TILE, made._CLEARED = (64, 8), 256
-    check_exchange_by("triton", made, {"pack_message", "index_message", "unpack_message"})
-
-
-def check_exchange_by(backend, made, operations):
-    """Zen on devices of a CPU sends by kernels what it sends by reference, and is exact."""
+    operations = {"pack_message", "index_message", "unpack_message"}
     original, launched = backends.run, set()
 
     def by_kernels(operation, named, of, size, *operands):
-        if operation not in operations or backend not in of:
+        if operation not in operations or "triton" not in of:
             return original(operation, named, of, size, *operands)
         launched.add(operation)
         axes = frozenset().union(*map(types.varying_axes, jax.tree.leaves(operands)))
         operands = types.without_types(operands, axes)
-        kernel = of[backend]
+        kernel = of["triton"]
         result = getattr(made, kernel.func.__name__)(*operands, **kernel.keywords)
         return types.as_varying(result, axes)
 

@@ -9,74 +9,42 @@ import pytest
 import pallas_kernels as kernels
 from benchmarks.kernels import lowered
 from pallas_kernels.pallas import launch
-from tests import helpers
-from tests.kernels import messages
 
 
 # JAX says so from 0.11 on.
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton:DeprecationWarning")
 
 
-def atomics(function, *arrays):
-    """The atomic operations of a function, traced for GPUs and lowered without one."""
+def for_gpus(function, *arrays):
+    """A program that is traced for GPUs and lowered without one."""
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
     with kernels.use_kernels("pallas", compile_only=True):
-        return lowered.in_pallas(lowered.for_cuda(function, *like))
+        return lowered.for_cuda(function, *like)
 
 
-def packing(name):
-    """The operations of messages that are packed."""
-    found = []
-
-    def pack(*arrays, **static):
-        run = functools.partial(kernels.pack_message, **static)
-        found.extend(atomics(run, *arrays))
-        raise _Lowered
-
-    with pytest.raises(_Lowered):
-        messages.check_pack(pack, messages.CASES[name])
-    return found
-
-
-def unpacking(name, **options):
-    """The operations of messages that are unpacked."""
-    found = []
-
-    def unpack(*arrays, **static):
-        run = functools.partial(kernels.unpack_message, **static)
-        found.extend(atomics(run, *arrays))
-        raise _Lowered
-
-    with pytest.raises(_Lowered):
-        messages.check_unpack(unpack, messages.CASES[name], **options)
-    return found
+X, INDICES = jnp.ones(2048), jnp.arange(2048, dtype=jnp.int32)
+MEMORY = kernels.HashMemory(parts=4, slots=1024, serial=64)
+CALLS = {
+    "compact": (functools.partial(kernels.compact, capacity=64), X),
+    "bitmap_encode": (kernels.bitmap_encode, X),
+    "threshold_hash": (
+        lambda x: kernels.threshold_hash(x, 0.5, 7, slots=64),
+        X,
+    ),
+    "partition": (
+        lambda x: kernels.partition(x, 2048, kernels.draw_seeds(3), MEMORY),
+        INDICES,
+    ),
+}
 
 
-class _Lowered(Exception):
-    """Nothing is to be run."""
-
-
-PACKED = ["coo8", "bitmap", "halves", "mixed, coo16"]
-
-
-@pytest.mark.parametrize("name", ["coo8", "bitmap", *helpers.slow(*PACKED[2:])])
-def test_bits_of_a_message_are_set_by_an_operation_on_integers(name):
-    found = packing(name)
-    assert {(one.operation, one.dtype) for one in found} == {("or", "i32")}
-
-
-@pytest.mark.parametrize("name", ["coo8", "rows of five halves"])
-def test_floats_are_added_as_floats(name):
-    found = unpacking(name)
-    assert found
-    assert not [one for one in found if one.is_wrong]
-    assert {one.operation for one in found} == {"fadd"}
-
-
-@pytest.mark.parametrize("dtype", ["int32", "uint32"])
-def test_integers_are_not_added_by_pallas(dtype):
-    """Up to JAX 0.11 they would be added as floats, and small ones taken for zero."""
-    assert not unpacking("coo8", dtype=dtype)
+@pytest.mark.parametrize("name", CALLS)
+def test_no_kernel_of_pallas_has_atomic_operations(name):
+    """Up to JAX 0.11 integers would be added as floats, and small ones taken for zero."""
+    function, array = CALLS[name]
+    program = for_gpus(function, array)
+    assert lowered.texts(program)
+    assert not lowered.in_pallas(program)
 
 
 def test_an_integer_that_is_added_as_a_float_is_seen():
@@ -91,7 +59,8 @@ def test_an_integer_that_is_added_as_a_float_is_seen():
         like = [jax.ShapeDtypeStruct((128,), jnp.uint32)]
         return launch.launch(kernel, 1, (at, into), like, in_place={1: 0})
 
-    (found,) = atomics(run, jnp.zeros(128, jnp.int32), jnp.zeros(128, jnp.uint32))
+    zeros = jnp.zeros(128, jnp.int32), jnp.zeros(128, jnp.uint32)
+    (found,) = lowered.in_pallas(for_gpus(run, *zeros))
     assert found.dtype == "i32"
     # JAX 0.12 lowers it rightly.
     assert found.is_wrong == (jax.__version_info__ < (0, 12))

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import pallas_kernels as kernels
-from pallas_kernels.pallas import messages as in_pallas
 from tests import helpers
-from tests.kernels import checks, messages
-from tests.kernels.test_kernels import ON_GPU, by, guarded
+from tests.kernels import messages
+from tests.kernels.test_kernels import ON_GPU, by
 
 
 # The four mixed ones are one program.
@@ -52,7 +51,6 @@ SET = ["coo8", "bitmap", "full", "rows of one part", "rows of five halves", "hal
         *(("reference", name) for name in QUICK),
         *helpers.slow(
             *(("reference", name) for name in OTHERS),
-            *(("pallas", name) for name in (QUICK[0], "bitmap", "full", "halves")),
         ),
         *(pytest.param("triton", x, marks=pytest.mark.gpu) for x in messages.CASES),
     ],
@@ -68,8 +66,6 @@ def test_a_message_is_what_is_written_by_hand(backend, name):
         *helpers.slow(
             *(("reference", name, False) for name in OTHERS),
             *(("reference", name, True) for name in SET),
-            *(("pallas", name, True) for name in ("bitmap", "rows of one part", "halves")),
-            *(("pallas", name, False) for name in (QUICK[0], "coo8")),
         ),
         *(
             pytest.param("triton", name, replaces, marks=pytest.mark.gpu)
@@ -81,26 +77,6 @@ def test_a_message_is_what_is_written_by_hand(backend, name):
 def test_what_arrives_is_added_or_set(backend, name, replaces):
     case = messages.CASES[name]
     messages.check_unpack(unpacking(backend), case, replaces=replaces)
-
-
-@pytest.mark.slow
-def test_pallas_writes_and_reads_halves_of_odd_rows():
-    case = messages.CASES["rows of five halves"]
-    messages.check_pack(packing("pallas"), case)
-    messages.check_unpack(unpacking("pallas"), case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mixed, coo8", "rows of five halves"])
-def test_pallas_clears_what_it_writes_and_nothing_behind_an_end(name, monkeypatch):
-    dead, case = guarded(monkeypatch), messages.CASES[name]
-    how = {"interpret": not ON_GPU}
-    pack = checks.on_arrays(functools.partial(in_pallas.pack_message, **how))
-    unpack = checks.on_arrays(functools.partial(in_pallas.unpack_message, **how))
-    messages.check_pack(pack, case)
-    for replaces in (False, True):
-        messages.check_unpack(unpack, case, replaces=replaces)
-    assert not dead, f"past its end wrote {dead}"
 
 
 @pytest.mark.slow
@@ -161,7 +137,7 @@ def test_what_one_sender_sends_needs_no_atomic_additions():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",
-    ["reference", "pallas", pytest.param("triton", marks=pytest.mark.gpu)],
+    ["reference", pytest.param("triton", marks=pytest.mark.gpu)],
 )
 def test_what_lies_behind_the_array_is_left_out(backend):
     for name in ("coo8", "bitmap", "rows of five halves"):

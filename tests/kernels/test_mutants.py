@@ -13,7 +13,7 @@ import pytest
 
 import pallas_kernels as kernels
 from tests import helpers
-from tests.kernels import contract, messages
+from tests.kernels import contract
 
 
 FOLDER = Path(kernels.__file__).parent
@@ -95,44 +95,11 @@ MUTANTS = {
         "large = inside & (jnp.abs(x) >= level_ref[0])",
         "large = inside & (jnp.abs(x) >= level_ref[0]) & (lane > 0)",
     ),
-    "a halving too few": (
-        "pallas/slots.py",
-        "lax.fori_loop(0, halvings, halve",
-        "lax.fori_loop(0, halvings - 1, halve",
-    ),
-    "bits beside their ranks": (
-        "pallas/messages.py",
-        "lax.shift_right_logical(slot, run[7]) + run[5] * rank",
-        "lax.shift_right_logical(slot, run[7])",
-    ),
-    "bytes in the wrong order": (
-        "pallas/messages.py",
-        "jnp.where(there, octets << shift, 0)",
-        "jnp.where(there, octets << (24 - shift), 0)",
-    ),
-    "the second entry's values are the first's": (
-        "pallas/entries.py",
-        "jnp.where(behind, x[-1], x[0])",
-        "x[0] + 0 * behind",
-    ),
-    "slots are not turned": (
-        "pallas/slots.py",
-        "lax.rem(part + parts - lax.rem(turn, parts), parts)",
-        "jnp.broadcast_to(part, turn.shape)",
-    ),
-    "what is there is forgotten": (
-        "pallas/messages.py",
-        "mask, jnp.zeros((), value.dtype)) + value",
-        "mask, jnp.zeros((), value.dtype)) * 0 + value",
-    ),
 }
 # Interpreted whole, which takes its time.
 SLOW = [
-    "pallas/messages.py",
     "pallas/partition.py",
     "reference/partitions.py",
-    "pallas/entries.py",
-    "pallas/slots.py",
 ]
 
 
@@ -180,23 +147,6 @@ def check_bitmap(made):
         )
 
 
-def check_messages(made):
-    def pack(*arrays, **static):
-        return jax.jit(functools.partial(made.pack_message, **static, interpret=True))(
-            *arrays
-        )
-
-    def unpack(*arrays, **static):
-        return jax.jit(functools.partial(made.unpack_message, **static, interpret=True))(
-            *arrays
-        )
-
-    for name in ("one byte of two", "rows of five halves"):
-        messages.check_pack(pack, messages.CASES[name])
-    for name in ("rows of five halves", "rows of one part"):
-        messages.check_unpack(unpack, messages.CASES[name])
-
-
 def check(file, made):
     """Runs the check that goes with a file."""
     if file == "pallas/partition.py":
@@ -205,12 +155,6 @@ def check(file, made):
         check_partition(made.partition)
     elif file == "pallas/bitmap.py":
         check_bitmap(made)
-    elif file == "pallas/messages.py":
-        check_messages(made)
-    elif file in SLOW:
-        whole = module("pallas/messages.py")
-        whole.__dict__.update({k: v for k, v in vars(made).items() if k in vars(whole)})
-        check_messages(whole)
     else:
         run = functools.partial(made.threshold_hash, interpret=True)
         for seed in kernels.draw_seeds(3):  # by one, two elements may share a slot

@@ -14,7 +14,6 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 import pallas_kernels as kernels
-from benchmarks.kernels import lowered
 from pallas_kernels.reference import ordered
 from tests import helpers
 from tests.kernels import messages
@@ -32,12 +31,6 @@ OTHERS = ("from a rank on", "mixed, coo32", "bitmap", "full", "rows of five halv
 @pytest.mark.parametrize("name", ["coo8", *helpers.slow(*OTHERS)])
 def test_what_arrives_is_added_sender_by_sender(name):
     messages.check_unpack(unpacking("reference"), messages.CASES[name], ordered=True)
-
-
-@pytest.mark.slow
-def test_pallas_adds_sender_by_sender():
-    case = messages.CASES["rows of five halves"]
-    messages.check_unpack(unpacking("pallas"), case, ordered=True)
 
 
 @pytest.mark.slow
@@ -65,32 +58,6 @@ def equations(jaxpr):
         yield eqn
         for inner in jaxprs_in_params(eqn.params):
             yield from equations(inner)
-
-
-def test_kernels_add_one_message_after_another_without_atomic_additions():
-    """Of Pallas; those of Triton are below."""
-    case = messages.CASES["coo8"]
-    arrays = case.array, kernels.Received(case.received), case.numbers
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
-    found = {}
-    for in_order in (False, True):
-        how = kernels.Unpacking(ordered=in_order)
-        run = functools.partial(kernels.unpack_message, spec=case.spec, how=how)
-        with kernels.use_kernels("pallas", compile_only=True):
-            program = lowered.for_cuda(run, *like)
-        operations = {one.operation for one in lowered.in_pallas(program)}
-        found[in_order] = len(lowered.texts(program)), operations
-    senders = len(case.received)
-    assert senders == 3
-    assert found == {False: (1, {"fadd"}), True: (senders, set())}
-
-
-def test_a_map_from_senders_to_units_is_not_given_to_pallas():
-    case = messages.CASES["bitmap"]
-    unpack = functools.partial(kernels.unpack_message, backend="pallas")
-    assert case.striping is not None
-    with pytest.raises(kernels.BackendError, match="has no kernel in the backend 'pallas'"):
-        messages.check_unpack(unpack, case, ordered=True)
 
 
 IN_TRITON = """

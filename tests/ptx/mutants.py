@@ -170,9 +170,6 @@ MUTANTS = {
     "tickets are added as floats": Mutant(
         _PARTITION, edit=_other_atomics("add.u32", "add.f32")
     ),
-    "bits are added as floats": Mutant(
-        ("pallas", "messages.py"), edit=_other_atomics("or.b32", "add.f32")
-    ),
     "numbers past the end are stored": Mutant(
         ("triton", "bitmap.py"), edit=_unmasked("st.global")
     ),

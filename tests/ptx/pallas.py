@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.kernels import lowered
-from pallas_kernels import reference
-from pallas_kernels.pallas import bitmap, launch, messages, partition, threshold_hash
+from pallas_kernels.pallas import bitmap, launch, partition, threshold_hash
 from tests.kernels import checks
 from tests.ptx import compiler
 from tests.ptx.launches import Gpu
@@ -27,23 +26,13 @@ _OPERATIONS = {
     "compact": bitmap,
     "partition": partition,
     "threshold_hash": threshold_hash,
-    "pack_message": messages,
-    "unpack_message": messages,
 }
-
-
-def _check_exchange(made):
-    # What an exchange received has been indexed, and is unpacked by the reference.
-    checks.check_exchange_by("pallas", made, {"pack_message"})
 
 
 CHECKS = {
     "bitmap.py": checks.check_bitmap,
     "partition.py": checks.check_partition,
     "threshold_hash.py": checks.check_threshold_hash,
-    # None of them unpacks a message that comes in pieces.
-    "messages.py": functools.partial(checks.check_messages, in_pieces=False),
-    "exchange": _check_exchange,
 }
 
 
@@ -53,8 +42,7 @@ def operations() -> types.SimpleNamespace:
         name: functools.partial(getattr(module, name), interpret=False)
         for name, module in _OPERATIONS.items()
     }
-    # It has no kernel in Pallas.
-    return types.SimpleNamespace(index_message=reference.index_message, **found)
+    return types.SimpleNamespace(**found)
 
 
 @contextlib.contextmanager
