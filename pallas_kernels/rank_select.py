@@ -177,11 +177,13 @@ def bits_to(index: RankIndex, words: jax.Array | np.ndarray) -> jax.Array:
 
 
 def run_ends(words: jax.Array, length: int) -> jax.Array:
-    """For words [n] in runs of a length, at least one, the bits up to the end of each."""
-    runs = max(1, -(-words.size // length))
+    """For words [..., n] in runs of a length, the bits up to the end of each run."""
     counts = lax.population_count(words).astype(jnp.int32)
-    counts = jnp.pad(counts, (0, runs * length - words.size)).reshape(runs, length)
-    return running_sum(jnp.sum(counts, axis=1, dtype=jnp.int32))
+    if length > 1:
+        whole = [(0, 0)] * (words.ndim - 1) + [(0, -words.shape[-1] % length)]
+        counts = jnp.pad(counts, whole).reshape(*words.shape[:-1], -1, length)
+        counts = jnp.sum(counts, axis=-1, dtype=jnp.int32)
+    return running_sum(counts)
 
 
 def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:

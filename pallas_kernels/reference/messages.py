@@ -316,13 +316,7 @@ def row_ends(words: jax.Array) -> jax.Array:
     Returns:
         int32 [parts, rows]; a row has `row_words(n)` words.
     """
-    parts, n = words.shape
-    row = row_words(n)
-    counts = lax.population_count(words).astype(jnp.int32)
-    if row > 1:
-        counts = jnp.pad(counts, ((0, 0), (0, -n % row))).reshape(parts, -1, row)
-        counts = jnp.sum(counts, axis=-1, dtype=jnp.int32)
-    return rank_select.running_sum(counts)
+    return rank_select.run_ends(words, row_words(words.shape[1]))
 
 
 def row_words(n: int) -> int:
