@@ -7,6 +7,7 @@ instruction, so that what is tested on one version of JAX holds on the others.
 
 import contextlib
 import pathlib
+import re
 from collections.abc import Iterable, Iterator
 from unittest import mock
 
@@ -58,17 +59,22 @@ def differing(launches: Iterable[launch.Launch], folder: pathlib.Path) -> list[s
         launches: Everything that was launched.
         folder: Where jax-triton left its PTX.
     """
-    from pallas_kernels.triton import ptx
-
-    ours = {tuple(ptx.without_lines(one.ptx)): one.name for one in compiled(launches)}
+    ours = {tuple(without_lines(one.ptx)): one.name for one in compiled(launches)}
     theirs = {
-        tuple(ptx.without_lines(path.read_text())): path.stem
-        for path in folder.rglob("*.ptx")
+        tuple(without_lines(path.read_text())): path.stem for path in folder.rglob("*.ptx")
     }
     wrong = [f"{ours[x]}: jax-triton has no such PTX" for x in ours.keys() - theirs.keys()]
     return wrong + [
         f"{theirs[x]}: jax-triton has other PTX" for x in theirs.keys() - ours.keys()
     ]
+
+
+def without_lines(ptx: str) -> list[str]:
+    """The instructions of a kernel, without what says from which line each comes."""
+    code, _, _ = ptx.partition("\t.section\t.debug")
+    code = re.sub(r"//.*", "", code)
+    is_debug = re.compile(r"\s*(?:\.(?:loc|file)\b.*|\$L__(?:tmp|func_\w+?)\d*:)?\s*")
+    return [line for line in code.splitlines() if not is_debug.fullmatch(line)]
 
 
 def too_large(launches: Iterable[launch.Launch]) -> list[str]:

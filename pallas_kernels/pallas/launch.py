@@ -17,6 +17,9 @@ from jax.experimental import pallas as pl
 from pallas_kernels.types import invarying
 
 
+WARPS = 4  # of 32 threads, for a program
+
+
 def triton_backend():
     """Pallas' module of GPU primitives; ImportError where JAX has none any more."""
     with warnings.catch_warnings():
@@ -34,7 +37,6 @@ def launch(
     results: Sequence[jax.ShapeDtypeStruct],
     *,
     in_place: dict[int, int] | None = None,
-    warps: int = 4,
     interpret: bool = False,
     **sizes: Any,
 ) -> list[jax.Array]:
@@ -47,7 +49,6 @@ def launch(
         operands: What it reads.
         results: The shapes and dtypes of what it writes.
         in_place: Which operand, by number, becomes which result.
-        warps: Of 32 threads, for a program.
         interpret: Runs it in XLA, wherever that is, and slowly.
         **sizes: What else it is called with.
     """
@@ -64,7 +65,7 @@ def launch(
             grid=(programs,),
             out_shape=typed,
             input_output_aliases=in_place or {},
-            compiler_params=triton_backend().CompilerParams(num_warps=warps),
+            compiler_params=triton_backend().CompilerParams(num_warps=WARPS),
             interpret=interpret,
         )(*operands)
 

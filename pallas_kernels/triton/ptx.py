@@ -143,11 +143,3 @@ def parameters(ptx: str) -> list[str]:
     """The parameters of the entry of a kernel, a line each."""
     (entry,) = re.findall(r"\.entry\s+\w+\s*\(([^)]*)\)", ptx)
     return [line.strip() for line in entry.split(",") if ".param" in line]
-
-
-def without_lines(ptx: str) -> list[str]:
-    """The instructions of a kernel, without what says from which line each comes."""
-    code, _, _ = ptx.partition("\t.section\t.debug")
-    code = re.sub(r"//.*", "", code)
-    is_debug = re.compile(r"\s*(?:\.(?:loc|file)\b.*|\$L__(?:tmp|func_\w+?)\d*:)?\s*")
-    return [line for line in code.splitlines() if not is_debug.fullmatch(line)]

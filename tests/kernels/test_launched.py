@@ -33,7 +33,7 @@ def test_ptx_is_compiled_once_and_has_the_pointers_of_triton():
     assert (one.name, one.threads, one.shared) == ("by_parity_kernel", 64, 0)
     assert (one.pointers, ".target sm_80" in one.ptx) == (5, True)
     assert ".target sm_90a" in compile_(SIZES, 2, 90).ptx
-    assert ptx.without_lines(one.ptx) != ptx.without_lines(
+    assert launched.without_lines(one.ptx) != launched.without_lines(
         compile_({"SIZE": 101, "BLOCK": 64}, 2, 80).ptx
     )
     with pytest.raises(TypeError, match="fewer pointers than 4"):

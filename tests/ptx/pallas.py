@@ -50,17 +50,16 @@ def launched_by(gpu: Gpu) -> Iterator[None]:
     """Launches kernels in the machine, while JAX runs a program or outside of one."""
     original = launch.launch
 
-    def run(kernel, programs, operands, results, *, in_place=None, warps=4, **sizes):
+    def run(kernel, programs, operands, results, *, in_place=None, **sizes):
         def call(*operands):
-            how = {"in_place": in_place, "warps": warps, **sizes}
-            return original(kernel, programs, operands, results, **how)
+            return original(kernel, programs, operands, results, in_place=in_place, **sizes)
 
         like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
 
         def launched(*operands):
             with checks.ALONE:
                 ((_, text),) = lowered.texts(lowered.for_cuda(call, *like))
-                compiled = compiler.of_ir(text, warps, gpu.arch)
+                compiled = compiler.of_ir(text, launch.WARPS, gpu.arch)
                 return gpu.run(compiled, programs, operands, results, in_place or {})
 
         if any(isinstance(x, jax.core.Tracer) for x in operands):
