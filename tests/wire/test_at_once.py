@@ -94,6 +94,19 @@ def test_schemes_are_exact_and_replicas_equal(name):
 
 
 @pytest.mark.slow
+def test_doubles_are_added_up_as_doubles():
+    """Where numbers of loops have 64 bits, too."""
+    scheme = SCHEMES["zen"]
+    x = helpers.gradients(RANKS, 517, 0.05, np.float64, seed=5)
+    x += x * 2.0**-40  # more than a float32 holds
+    with jax.enable_x64(True):
+        run = lambda x: helpers.call(scheme, x, helpers.init(scheme, x)).total
+        totals = helpers.ranked(run, RANKS)(x)
+    assert totals.dtype == np.float64
+    np.testing.assert_array_equal(totals[0], helpers.total(x))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zen", *helpers.slow("balanced_algorithm_1")])
 def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monkeypatch):
     """As where kernels do it, but by reference: sums, swaps, and slots with their names."""
