@@ -30,10 +30,11 @@ from pallas_kernels.operations.messages import (
 from pallas_kernels.platforms import policy
 from pallas_kernels.reference.index_message import bitmaps_of, word_ranks
 from pallas_kernels.reference.messages import Run, read_message, row_ends
+from pallas_kernels.reference.slots import slots_of
 from pallas_kernels.reference.specs import MessageSpec, Received, SlotSets, Unpacking
 from pallas_kernels.striping import Striping
 from sparsejax.units import bits
-from sparsejax.units.slots import Slots
+from sparsejax.units.bits import Slots
 from sparsejax.units.units import Source
 from sparsejax.wire import index_codes
 from sparsejax.wire.formats import Form, Piece
@@ -99,7 +100,7 @@ def pack(
         # Of these kernels know nothing: they are listed before.
         part = lax.broadcasted_iota(jnp.int32, (len(slots.counts), 1), 0)
         first = lax.index_in_dim(numbers, spec.at, keepdims=False)
-        found, _ = bits.slots_of(slots.words, first, spec.room, slots.counts)
+        found, _ = slots_of(slots.words, first, spec.room, slots.counts)
         names = found if source.names is None else source.names(part, found)
         units = found if units is None else units(part, found)
         sets = SlotSets(names, slots.counts, units)

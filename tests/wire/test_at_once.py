@@ -10,7 +10,6 @@ import pytest
 from pallas_kernels import rank_select
 from pallas_kernels.reference import slots
 from sparsejax import schemes
-from sparsejax.units import bits
 from sparsejax.wire import at_once, ladder
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES
@@ -231,7 +230,7 @@ def test_slots_of_a_run_of_ranks_are_those_of_numpy(words, first, length, few, m
 
     @jax.jit
     def listed(packed):
-        return bits.slots_of(packed, jnp.int32(first), length)
+        return slots.slots_of(packed, jnp.int32(first), length)
 
     found, counts = listed(helpers.packed(flags))
     np.testing.assert_array_equal(counts, flags.sum(axis=1))
