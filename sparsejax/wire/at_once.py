@@ -175,7 +175,7 @@ def goes_in_order(form: Form, fold: Any) -> bool:
     return is_striped and not form.shape
 
 
-class Group(NamedTuple):
+class SizeGroup(NamedTuple):
     """Sizes of messages for which there is one program that unpacks them.
 
     Attributes:
@@ -189,7 +189,7 @@ class Group(NamedTuple):
     unpack: Callable[..., Any]
 
 
-def groups(form: Form, fold: Any) -> list[Group]:
+def groups(form: Form, fold: Any) -> list[SizeGroup]:
     """The groups of all sizes, ascending, from nothing to several messages.
 
     It is one, except for many numbers in plain XLA on GPUs, where unpacking takes as long
@@ -199,7 +199,7 @@ def groups(form: Form, fold: Any) -> list[Group]:
     """
     ladder, in_order = form.ladder, policy().scatters and goes_in_order(form, fold)
     if not in_order or fold.into.units.size <= _FEW_UNITS:
-        return [Group(range(len(ladder.rungs) + 2), form, unpack)]
+        return [SizeGroup(range(len(ladder.rungs) + 2), form, unpack)]
 
     def way(rung):
         if rung.code is index_codes.BITMAP:
@@ -214,9 +214,9 @@ def groups(form: Form, fold: Any) -> list[Group]:
         of_group = Form(steps, form.shape, form.dtype, form.rows)
         # Where nothing is sent, the first unpacks that.
         sides = range(stop, stop + len(steps.rungs) + (not found))
-        found.append(Group(sides, of_group, unpacks))
+        found.append(SizeGroup(sides, of_group, unpacks))
         stop = sides.stop
-    return [*found, Group(range(stop, stop + 1), form, unpack_next_in_order)]
+    return [*found, SizeGroup(range(stop, stop + 1), form, unpack_next_in_order)]
 
 
 def unpack_bitmaps(
