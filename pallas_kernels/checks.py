@@ -1,7 +1,6 @@
 """What arguments must be, before anything is launched. Messages name the fix."""
 
-import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +9,6 @@ from pallas_kernels.errors import KernelArgumentError
 
 
 LIMIT = 2**31
-
-# `HashMemory`, of which only the operations that have one know.
-_Memory = TypeVar("_Memory", bound=Any)
 
 
 def vector(name: str, x: Any) -> None:
@@ -94,39 +90,3 @@ def places(what: str, count: int) -> None:
         raise KernelArgumentError(
             f"{what} are {count:,} places, more than int32 can number."
         )
-
-
-def memory(
-    size: int, seeds: jax.typing.ArrayLike, given: _Memory
-) -> tuple[jax.Array, _Memory]:
-    """Memory of Algorithm 1 for a number of indices; the seeds, and it with its hashes."""
-    parts, slots, serial, hashes = dataclasses.astuple(given)
-    positive("parts", parts)
-    positive("serial", serial, " Without it what collides would have no place.")
-    seeds = jnp.asarray(seeds)
-    if seeds.ndim != 1 or seeds.dtype != jnp.uint32 or seeds.size < 1:
-        raise KernelArgumentError(
-            "seeds must be uint32, one for the part and one for each slot, got "
-            f"{seeds.dtype}{list(seeds.shape)}; see draw_seeds."
-        )
-    hashes = seeds.size - 1 if hashes is None else hashes
-    if hashes != 0:
-        positive("hashes", hashes)
-        positive("slots", slots, " Its r1 is how many indices a part can take at once.")
-    elif slots != 0:
-        raise KernelArgumentError(
-            f"without hashes nothing gets to the {slots!r} slots: use slots=0, and serial "
-            "for everything; or draw_seeds(4) for three hashes."
-        )
-    if hashes >= seeds.size:
-        raise KernelArgumentError(
-            f"{hashes} hashes need {hashes + 1} seeds, one more for the part, got "
-            f"{seeds.size}: draw_seeds({hashes + 1})."
-        )
-    if parts > size:
-        raise KernelArgumentError(
-            f"{size} indices cannot fill {parts} parts; use as many parts as ranks, and "
-            "send few indices whole."
-        )
-    places("the parts together", parts * (slots + serial))
-    return seeds, dataclasses.replace(given, hashes=hashes)

@@ -50,22 +50,6 @@ class RankIndex(NamedTuple):
         return self.words.size // max(self.row_end.size, 1)
 
 
-class BitSets(NamedTuple):
-    """One set of slots for each part, ready to be searched.
-
-    Attributes:
-        words: uint32 [parts, words], bit s of a row is slot s of that part.
-        counts: int32 [parts], how many slots each part has.
-        starts: int32 [parts], how many there are in all parts before it.
-        search: The rank index over the rows, laid end to end.
-    """
-
-    words: jax.Array
-    counts: jax.Array
-    starts: jax.Array
-    search: RankIndex
-
-
 def nonzero(x: jax.Array) -> jax.Array:
     """Returns where x has any bit but the sign set, as booleans."""
     return (unsigned(x) << 1) != 0
@@ -143,28 +127,6 @@ def select(index: RankIndex, first: jax.Array, *, length: int) -> jax.Array:
         own = lax.population_count(bits).astype(jnp.int32)
         rest = rest - (taken_at(index.inside, word) - own)
     return (word * WORD + bit_of_rank(bits, rest)).reshape(runs, length)
-
-
-@functools.partial(jax.jit, static_argnames="lanes")
-def bit_sets(words: jax.Array, lanes: int = 0, counts: jax.Array | None = None) -> BitSets:
-    """Counts the bits of uint32 [parts, words]; for `lanes` see `rank_index`.
-
-    Args:
-        words: The bits.
-        lanes: How many ranks will be searched at a time.
-        counts: int32 [parts], how many bits each part has, where that is known.
-    """
-    parts, part_words = words.shape
-    search = rank_index(words.reshape(-1), lanes=lanes)
-    if counts is not None:
-        return BitSets(words, counts, running_sum(counts) - counts, search)
-    # Read off the index: to count again, and add up, takes six more kernels.
-    if part_words and part_words % search.row == 0:
-        ends = search.row_end.reshape(parts, -1)[:, -1]
-    else:
-        ends = bits_to(search, np.arange(1, parts + 1, dtype=np.int32) * part_words - 1)
-    starts = jnp.pad(ends[:-1], (1, 0))
-    return BitSets(words, ends - starts, starts, search)
 
 
 def bits_to(index: RankIndex, words: jax.Array | np.ndarray) -> jax.Array:

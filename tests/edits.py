@@ -28,7 +28,7 @@ class Edit(NamedTuple):
         at: The name of a function, a class or a variable of a module, `Class.method` inside
             a class. It stands anywhere under `FOLDERS`; where the pattern stands in several
             definitions of this name, the last parts of the module come first
-            (`units.slots.take`).
+            (`units.bits.listed`).
         old: An expression or statements which stand there once. The body `...` of a
             compound statement is any body, which stays. A name that is a local variable
             there stands for any local variable.

@@ -133,15 +133,15 @@ LOOPS: dict[Place, Loop] = {
 SWITCH = "messages.py:transmit.<locals>.one_round"
 SIDES = ("messages.py:_Transmission.of_group", "messages.py:_Transmission.in_branches")
 LAST = tuple(f"{side}.<locals>.several" for side in SIDES)
-CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
+CHOICE = ("or_dense.py:or_dense", "branches.py:cond")
 # By which program messages are unpacked.
-GROUPS = ("messages.py:_Transmission.at_once", "axes.py:switch")
+GROUPS = ("messages.py:_Transmission.at_once", "branches.py:switch")
 # Listed rows: of which size a message is, and whether owners have room.
 LISTS = ("sizes.py:send_heads", "row_lists.py:Lists.place")
-OWNERS = ("rows.py:_RowExchange.__call__", "axes.py:cond")
+OWNERS = ("rows.py:_RowExchange.__call__", "branches.py:cond")
 # Where the push has a choice of its own, and the pull one of three.
-PUSHES = ("push_pull.py:Stages._one_after_the_other", "axes.py:cond")
-PULLS = ("pulls.py:PullEntries.__call__", "axes.py:switch")
+PUSHES = ("push_pull.py:Stages._one_after_the_other", "branches.py:cond")
+PULLS = ("pulls.py:PullEntries.__call__", "branches.py:switch")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from benchmarks.kernels import operations, sparsifiers as published
 from benchmarks.kernels.compiled import together
 from pallas_kernels import backends, rank_select, striping
 from sparsejax import sparsifiers
-from sparsejax.units.slots import Slots
+from sparsejax.units.bits import Slots
 from sparsejax.wire import formats, index_codes, ladder
 
 

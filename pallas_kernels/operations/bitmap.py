@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import backends, checks
-from pallas_kernels.reference import indices as reference
+from pallas_kernels.reference import bitmap as reference
 
 
 def bitmap_encode(

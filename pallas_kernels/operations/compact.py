@@ -3,7 +3,7 @@
 import jax
 
 from pallas_kernels import backends, checks
-from pallas_kernels.reference import indices as reference
+from pallas_kernels.reference import bitmap as reference
 
 
 def compact(

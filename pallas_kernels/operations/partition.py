@@ -1,9 +1,12 @@
 """Indices by their owner: Zen's Algorithm 1."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import backends, checks
+from pallas_kernels.errors import KernelArgumentError
 from pallas_kernels.reference import partitions as reference
 from pallas_kernels.reference.partitions import HashMemory, Partitioned
 
@@ -56,9 +59,50 @@ def partition(
         `pallas_kernels.partition_dense`: the same from a dense vector.
     """
     checks.integers("indices", indices)
-    seeds, memory = checks.memory(indices.size, seeds, memory)
+    seeds, memory = check_memory(indices.size, seeds, memory)
     kernels = backends.kernels(
         reference.partition, pallas="partition", triton="partition", memory=memory
     )
     operands = (indices, jnp.asarray(count, jnp.int32), seeds)
     return backends.run("partition", backend, kernels, indices.size, *operands)
+
+
+def check_memory(
+    size: int, seeds: jax.typing.ArrayLike, memory: HashMemory
+) -> tuple[jax.Array, HashMemory]:
+    """Raises unless the sizes of a memory, and the seeds, suit a number of indices.
+
+    Returns:
+        The seeds; and the memory, with its number of hashes.
+    """
+    parts, slots, serial, hashes = dataclasses.astuple(memory)
+    checks.positive("parts", parts)
+    checks.positive("serial", serial, " Without it what collides would have no place.")
+    seeds = jnp.asarray(seeds)
+    if seeds.ndim != 1 or seeds.dtype != jnp.uint32 or seeds.size < 1:
+        raise KernelArgumentError(
+            "seeds must be uint32, one for the part and one for each slot, got "
+            f"{seeds.dtype}{list(seeds.shape)}; see draw_seeds."
+        )
+    hashes = seeds.size - 1 if hashes is None else hashes
+    if hashes != 0:
+        why = " Its r1 is how many indices a part can take at once."
+        checks.positive("hashes", hashes)
+        checks.positive("slots", slots, why)
+    elif slots != 0:
+        raise KernelArgumentError(
+            f"without hashes nothing gets to the {slots!r} slots: use slots=0, and serial "
+            "for everything; or draw_seeds(4) for three hashes."
+        )
+    if hashes >= seeds.size:
+        raise KernelArgumentError(
+            f"{hashes} hashes need {hashes + 1} seeds, one more for the part, got "
+            f"{seeds.size}: draw_seeds({hashes + 1})."
+        )
+    if parts > size:
+        raise KernelArgumentError(
+            f"{size} indices cannot fill {parts} parts; use as many parts as ranks, and "
+            "send few indices whole."
+        )
+    checks.places("the parts together", parts * (slots + serial))
+    return seeds, dataclasses.replace(memory, hashes=hashes)

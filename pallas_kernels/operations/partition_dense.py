@@ -3,6 +3,7 @@
 import jax
 
 from pallas_kernels import backends, checks
+from pallas_kernels.operations.partition import check_memory
 from pallas_kernels.reference import partitions as reference
 from pallas_kernels.reference.partitions import HashMemory, Partitioned
 
@@ -48,7 +49,7 @@ def partition_dense(
         `pallas_kernels.partition`: the same from a list of indices.
     """
     checks.floats("x", x)
-    seeds, memory = checks.memory(x.size, seeds, memory)
+    seeds, memory = check_memory(x.size, seeds, memory)
     kernels = backends.kernels(
         reference.partition_dense, triton="partition_dense", memory=memory
     )

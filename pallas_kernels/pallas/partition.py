@@ -31,7 +31,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import hashing
 from pallas_kernels.pallas import launch
-from pallas_kernels.reference.indices import EMPTY
+from pallas_kernels.reference.bitmap import EMPTY
 from pallas_kernels.reference.partitions import with_serial
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import hashing
 from pallas_kernels.pallas import launch
-from pallas_kernels.reference.indices import EMPTY
+from pallas_kernels.reference.bitmap import EMPTY
 
 
 _BLOCK = 1024

@@ -1,7 +1,7 @@
-"""Lists of indices in plain XLA: made of dense arrays, merged, added up.
+"""Lists of indices in plain XLA: merged, and added up.
 
-Packed bits that are searched by rank (`rank_select`) stand for prefix sums and sorting
-throughout.
+Ids are merged by a flag for each row of the table, where these are few for the list, or by
+a sort.
 """
 
 from typing import NamedTuple
@@ -12,39 +12,9 @@ from jax import lax
 
 from pallas_kernels import platforms
 from pallas_kernels.platforms import alone_on_cpus
-from pallas_kernels.rank_select import (
-    WORD,
-    nonzero,
-    pack,
-    rank_index,
-    rank_of,
-    select,
-)
+from pallas_kernels.rank_select import pack, rank_index, rank_of
+from pallas_kernels.reference.bitmap import padded
 from pallas_kernels.types import untyped
-
-
-EMPTY = -1
-
-
-def chosen(x, threshold):
-    """Which elements count: non-zero ones, or those of at least a magnitude."""
-    return nonzero(x) if threshold is None else jnp.abs(x) >= threshold
-
-
-def compact(x, capacity, threshold=None):
-    """The chosen elements, ascending, `x.size` after the last, and how many there are."""
-    flags = chosen(x, threshold)
-    return _positions(pack(padded(flags)), capacity, x.size)
-
-
-def bitmap_encode(x):
-    """Which elements are non-zero, 32 to a word."""
-    return pack(padded(nonzero(x)))
-
-
-def bitmap_decode(words, capacity):
-    """Where the set bits are, ascending, the number of bits after the last; how many."""
-    return _positions(words, capacity, words.size * WORD)
 
 
 def coo_add(indices, values, first, size):
@@ -133,17 +103,3 @@ def distinct(keys, capacity, nowhere):
         return found, where.at[order].set(place, unique_indices=True)
 
     return platforms.by_platform(cpu=by_keys, default=by_pairs)
-
-
-def padded(flags):
-    """Up to whole words, and at least one, on the last axis."""
-    length = flags.shape[-1]
-    missing = max(-length % WORD, WORD - length)
-    return jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
-
-
-def _positions(words, capacity, fill):
-    index = rank_index(words, lanes=capacity)
-    found = select(index, jnp.zeros(1, jnp.int32), length=capacity)[0]
-    count = index.row_end[-1]
-    return jnp.where(lax.iota(jnp.int32, capacity) < count, found, fill), count

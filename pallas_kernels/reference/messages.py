@@ -384,7 +384,7 @@ def _cut(message, begin, words, sender=None):
     """So many words of each message, or of that of a sender."""
     return lax.dynamic_slice(
         message,
-        (jnp.int32(0) if sender is None else sender, jnp.int32(begin)),
+        (jnp.int32(0 if sender is None else sender), jnp.int32(begin)),
         (len(message) if sender is None else 1, words),
         allow_negative_indices=False,
     )

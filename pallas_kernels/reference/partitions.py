@@ -13,7 +13,7 @@ from jax import lax
 
 from pallas_kernels import hashing
 from pallas_kernels.rank_select import pack, rank_index, running_sum, select
-from pallas_kernels.reference.indices import EMPTY, chosen, padded
+from pallas_kernels.reference.bitmap import EMPTY, chosen, padded
 
 
 _TILE = 1 << 16

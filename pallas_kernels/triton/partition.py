@@ -18,7 +18,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from pallas_kernels.rank_select import WORD, unpack
-from pallas_kernels.reference.indices import EMPTY
+from pallas_kernels.reference.bitmap import EMPTY
 from pallas_kernels.reference.partitions import Partitioned
 from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.words import place

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from pallas_kernels.reference.indices import EMPTY
+from pallas_kernels.reference.bitmap import EMPTY
 from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.words import chosen, count_bits, lowest, place
 

@@ -25,7 +25,7 @@ from jax import lax
 
 from pallas_kernels.operations.bitmap import bitmap_decode
 from sparsejax.units import bits
-from sparsejax.units.bits import pack_planes, plane_words, unpack_planes
+from sparsejax.wire.value_codes.planes import pack_planes, plane_words, unpack_planes
 
 
 @dataclasses.dataclass(frozen=True)

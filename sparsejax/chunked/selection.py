@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.platforms import alone, policy
-from sparsejax import axes
+from sparsejax import branches
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.chunked import listing
 from sparsejax.units import bits
@@ -97,7 +97,7 @@ def _candidates(views, k):
     entries = listing.count(marks)
     few = lambda: (listing.turned(marks, height), entries)
     many = lambda: _narrowed(views, k, _Probes(low, high, entries, jnp.zeros_like(entries)))
-    return axes.cond(jnp.any(entries > 2 * k), many, few)
+    return branches.cond(jnp.any(entries > 2 * k), many, few)
 
 
 def _guessed(views, k):
@@ -147,7 +147,7 @@ def _narrowed(views, k, found):
         return fewer, jnp.where(many, k, found.entries)
 
     is_any = jnp.any(found.entries > 2 * k)
-    return axes.cond(is_any, first_of_equal, lambda: (words, found.entries))
+    return branches.cond(is_any, first_of_equal, lambda: (words, found.entries))
 
 
 def _settled(found, k):
@@ -206,7 +206,7 @@ def _alone(views, function):
     XLA:CPU would compute each number where it is moved to, without vectors.
     """
     count = magnitudes.keys(views[0][0, 0, 0, 0, 0]).astype(jnp.int32)
-    return alone(count, function, axes.cond)
+    return alone(count, function, branches.cond)
 
 
 def _filled(above, equal, k):

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, at_number, varying_axes
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.branches import at_number
 from sparsejax.units import bits
 from sparsejax.wire.channels import Channel, pull, push
 from sparsejax.wire.collectives import Wire

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import axes
+from sparsejax import axes, branches
 from sparsejax.axes import AxisName
 from sparsejax.rounds import checks
 from sparsejax.rounds.fragments import Fragments, FragmentSchedule
@@ -104,7 +104,7 @@ class Rounds:
             )
             stay = functools.partial(_unmoved, run)
             is_due = self.schedule.is_applied(state.step, number)
-            update, own = axes.cond(is_due, run, stay, own)
+            update, own = branches.cond(is_due, run, stay, own)
             updates.append(update)
             states.append(own)
         return fragments.together(updates), after.with_fragments(fragments, states)
@@ -139,7 +139,7 @@ class Rounds:
             return own
         is_sent = self.schedule.is_sent(step, number)
         copied = lambda own: own._replace(outgoing=own.offset)
-        return axes.cond(is_sent, copied, lambda own: own, own)
+        return branches.cond(is_sent, copied, lambda own: own, own)
 
     def _exchanged(self, ranks, anchor, extra, own):
         """The updates of a fragment, and its state after an exchange and an outer step."""

@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.platforms import alone_on_cpus
-from sparsejax.axes import as_varying, cond, varying_axes
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.branches import cond
 
 
 # Lists of fewer rows are worked on at once.

@@ -36,7 +36,7 @@ from sparsejax.schemes.forecast import Forecast, agreeing
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.owners.pieces import SparseScheme
 from sparsejax.units import bits
-from sparsejax.units.slots import Slots
+from sparsejax.units.bits import Slots
 from sparsejax.units.units import Units, unit_bytes, wide
 from sparsejax.wire import channels, collectives, gathers, index_codes, ladder, messages
 from sparsejax.wire.collectives import Wire

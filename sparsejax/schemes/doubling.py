@@ -38,7 +38,7 @@ from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, merged
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.units import bits
-from sparsejax.units.slots import Slots
+from sparsejax.units.bits import Slots
 from sparsejax.units.units import unit_bytes, wide
 from sparsejax.wire import channels, collectives, gathers, ladder, messages
 from sparsejax.wire.collectives import Permutation, Wire

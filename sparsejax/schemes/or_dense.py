@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax import axes, errors
+from pallas_kernels.platforms import policy
+from sparsejax import branches, errors
 from sparsejax.schemes import base
 from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.units.units import Units
@@ -42,7 +43,7 @@ def or_dense(
         operands = (pays, *operands)
         by_entries = _without(by_entries)
         densely = on_copies(densely) if copied else _without(densely)
-    return axes.cond(pays, by_entries, densely, *operands)
+    return branches.cond(pays, by_entries, densely, *operands)
 
 
 def _without(send):
@@ -86,7 +87,7 @@ def suited(
     if dense and not isinstance(scheme, AllReduce):
         return AllReduce(scheme.wire_dtype)
     is_listed = len(x.shape) == 1 and wire.ranks > 1 and not x.shared
-    if axes.policy().numbers or isinstance(scheme, AllReduce) or not is_listed:
+    if policy().numbers or isinstance(scheme, AllReduce) or not is_listed:
         return scheme
     what = f"{type(scheme).__name__} was to sum {name!r}, {x.shape[0]:,} single numbers, "
     if isinstance(scheme, base.LossyScheme):

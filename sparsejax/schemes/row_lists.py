@@ -30,7 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, at_number, policy, together, varying_axes
+from pallas_kernels.platforms import policy
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.branches import at_number, together
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, agreeing

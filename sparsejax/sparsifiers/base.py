@@ -8,8 +8,9 @@ next residual (`transforms.feedback`), so
     accumulated gradient == sent + residual
 
 and nothing is lost. A `Selector` returns the indices of the selected elements;
-`ByMagnitude` is one that computes a threshold, from which the indices follow. `Rounding`
-returns another array, all elements of it in a few bits each.
+`ByMagnitude` is one that computes a threshold, from which the indices follow; where that is
+an estimate, `estimate.ByEstimate` corrects it. `Rounding` returns another array, all
+elements of it in a few bits each.
 
 The number of selected elements may vary from step to step, their capacity does not. If
 more elements are above a threshold than fit, the largest are selected, and of equal ones a
@@ -30,7 +31,6 @@ import jax.numpy as jnp
 
 from sparsejax import arguments
 from sparsejax.units.selection import magnitudes
-from sparsejax.units.selection.corrections import Correction
 from sparsejax.units.selection.selections import Arrays
 
 
@@ -212,11 +212,6 @@ class ByMagnitude(Selector):
         True
     """
 
-    @property
-    def correction(self) -> Correction | None:
-        """The correction of a threshold that is an estimate; None if it is exact."""
-        return None
-
     @abc.abstractmethod
     def level(self, x: jax.Array, state: Any, draw: Draw) -> tuple[jax.Array, Any]:
         """Computes the threshold of an array.
@@ -337,11 +332,8 @@ class ByMagnitude(Selector):
             level: The threshold, as a key.
             draw: The step, a seed and k.
         """
-        if self.correction is None:
-            return level
-        together, wanted = Arrays([x]), draw.wanted[None]
-        selected = together.at_least([level])
-        return self.correction(together, [level], selected, wanted, draw.over)[1][0]
+        del x, draw
+        return level
 
     def select(self, x, state, draw, capacity):
         (places,), (state,) = self.select_all([x], [state], [draw], [capacity])
@@ -349,19 +341,13 @@ class ByMagnitude(Selector):
 
     def select_all(self, arrays, states, draws, capacities):
         levels, states = self.levels(arrays, states, draws)
-        shards = draws[0].over
-        if self.correction is None:
-            places, counts = self.take_all(arrays, levels, draws, capacities)
-        else:
-            # Selecting counts, too, so most steps need no other read of the arrays.
-            together, wanted = Arrays(arrays), jnp.stack([draw.wanted for draw in draws])
-            selected = together.at_least(levels)
-            selected, levels = self.correction(together, levels, selected, wanted, shards)
-            places = self._fit(together, list(levels), selected, draws, capacities)
-            counts = selected.counts
-        counts = shards.add(counts)
-        each = zip(states, counts, draws, strict=True)
+        places, counts = self._take_settled(arrays, levels, draws, capacities)
+        each = zip(states, draws[0].over.add(counts), draws, strict=True)
         return places, [self.after(*one) for one in each]
+
+    def _take_settled(self, arrays, levels, draws, capacities):
+        """`take_all`, once thresholds that are estimates are corrected."""
+        return self.take_all(arrays, levels, draws, capacities)
 
 
 class Rounding(Sparsifier, abc.ABC):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from sparsejax import arguments
 from sparsejax.sparsifiers import base
+from sparsejax.sparsifiers.estimate import ByEstimate
 from sparsejax.units.selection import magnitudes, selections
 from sparsejax.units.selection.corrections import Correction
 
@@ -36,7 +37,7 @@ class BySample(base.ByMagnitude):
 
 
 @dataclasses.dataclass(frozen=True)
-class DGC(BySample):
+class DGC(ByEstimate, BySample):
     """Selects all elements that reach a threshold, which is estimated from a sample.
 
     The threshold selects the same share of the sample as k is of the array. While it

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import arguments
-from sparsejax.sparsifiers import base
+from sparsejax.sparsifiers.estimate import ByEstimate
 from sparsejax.units.selection import magnitudes
 from sparsejax.units.selection.corrections import Correction
 
 
 @dataclasses.dataclass(frozen=True)
-class GaussianK(base.ByMagnitude):
+class GaussianK(ByEstimate):
     """Selects all elements that reach a quantile of the normal distribution.
 
     With s the root mean square of the elements, and Q the quantile function of the standard

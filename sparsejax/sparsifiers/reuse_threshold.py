@@ -10,7 +10,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from sparsejax import arguments, axes
+from sparsejax import arguments, branches
 from sparsejax.sparsifiers import base
 from sparsejax.units.selection import magnitudes
 
@@ -59,7 +59,7 @@ class ReuseThreshold(base.ByMagnitude):
             return magnitudes.magnitude_of(key, x.dtype)
 
         reused = lambda: state.astype(x.dtype)
-        threshold = axes.cond(draw.step % self.every == 0, exact, reused)
+        threshold = branches.cond(draw.step % self.every == 0, exact, reused)
         return magnitudes.key_of(threshold, x.dtype), threshold
 
     def after(self, state, count, draw):

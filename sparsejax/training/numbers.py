@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejax import axes
+from sparsejax import branches
 from sparsejax.errors import BadNumberError
 from sparsejax.state import tree
 from sparsejax.state.finite import check_numbers
@@ -28,7 +28,7 @@ def kept(before: Any, after: Any, old: Any, new: Any) -> Any:
     if not isinstance(after, SkipState):
         return new
     is_left_out = after.skipped > before.skipped
-    return axes.cond(is_left_out, lambda: old, lambda: new)
+    return branches.cond(is_left_out, lambda: old, lambda: new)
 
 
 def check(state: TrainState) -> None:

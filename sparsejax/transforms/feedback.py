@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import axes, errors
+from sparsejax import axes, branches, errors
 from sparsejax.axes import AxisName
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.memories import Memory, Residual
@@ -346,7 +346,7 @@ def _once(accumulate, step):
 
     def run(gradient, waiting, momentum):
         nothing = lambda gradient, waiting, momentum: (waiting, momentum)
-        return axes.cond(unseen, accumulate, nothing, gradient, waiting, momentum)
+        return branches.cond(unseen, accumulate, nothing, gradient, waiting, momentum)
 
     return run
 

@@ -1,11 +1,13 @@
 """Sets of units as packed bits, one set a part.
 
-A scheme holds what it has to send as uint32 [parts, words]: a bit for each slot of each
-part. From this come the count of a part, and the slots of a run of ranks. The search is
-`pallas_kernels.rank_select.select`.
+A scheme holds what it has to send as `Slots`, uint32 [parts, words]: a bit for each slot of
+each part. A message asks for the slots of a part in ascending order, a run of ranks at a
+time, or all at once (`pallas_kernels.reference.slots`). They are found by the counts of
+`rank_index`; the search is `pallas_kernels.rank_select.select`.
 """
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +18,37 @@ from pallas_kernels.operations.bitmap import bitmap_encode
 from pallas_kernels.platforms import policy
 from pallas_kernels.rank_select import (
     WORD as WORD,
-    BitSets as BitSets,
     RankIndex as RankIndex,
     bit_of_rank as bit_of_rank,
-    bit_sets as bit_sets,
     nonzero as nonzero,
     pack as pack,
     rank_index as rank_index,
     select as select,
     unpack as unpack,
 )
-from pallas_kernels.reference.slots import slots_of as slots_of
+from pallas_kernels.types import varying_axes
+
+
+class Slots(NamedTuple):
+    """Sets of slots, one a part; see `Slots.of`.
+
+    Attributes:
+        words: uint32 [parts, words], bit s of a row for slot s.
+        counts: int32 [parts]: how many slots each part has.
+    """
+
+    words: jax.Array
+    counts: jax.Array
+
+    @classmethod
+    def of(cls, words: jax.Array) -> "Slots":
+        """The sets with these bits: uint32 [parts, words]."""
+        return cls(words, members_of_each(words))
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes over which the sets vary."""
+        return varying_axes(self.words)
 
 
 def of_units(x: jax.Array) -> jax.Array:
@@ -142,26 +164,3 @@ def nonzero_units(x: jax.Array) -> jax.Array:
         flat.reshape(x.shape[0], -1, lanes), flat.dtype.type(0), lax.bitwise_or, (1,)
     )
     return jnp.any((joined << 1) != 0, axis=1)
-
-
-def plane_words(count: int, planes: int) -> int:
-    """Words for some bits of each of `count` numbers."""
-    return planes * -(-count // WORD)
-
-
-def pack_planes(x: jax.Array, planes: int) -> jax.Array:
-    """The lowest bits of uint32 [n], plane after plane, as words."""
-    if not planes:
-        return jnp.zeros(0, jnp.uint32)
-    x = jnp.pad(x, (0, -x.size % WORD))
-    shifts = lax.broadcasted_iota(jnp.uint32, (planes, 1), 0)
-    return pack(((x[None] >> shifts) & 1) != 0).reshape(-1)
-
-
-def unpack_planes(words: jax.Array, planes: int, count: int) -> jax.Array:
-    """Inverse of `pack_planes`: uint32 [count]."""
-    if not planes:
-        return jnp.zeros(count, jnp.uint32)
-    flags = unpack(words.reshape(planes, -1))[:, :count].astype(jnp.uint32)
-    shifts = lax.broadcasted_iota(jnp.uint32, (planes, 1), 0)
-    return jnp.sum(flags << shifts, axis=0, dtype=jnp.uint32)

@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from sparsejax.axes import varying_axes
+from pallas_kernels.types import varying_axes
 from sparsejax.units import bits
 from sparsejax.units.units import Places, Source
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import rank_select
 from pallas_kernels.reference.ordered import add_repeated
-from sparsejax.axes import as_varying, varying_axes
+from pallas_kernels.types import as_varying, varying_axes
 from sparsejax.units import bits
 from sparsejax.units.sparse_tensor import CodedValues, SparseTensor
 from sparsejax.units.units import Places, Source, wide

@@ -10,9 +10,10 @@ from jax import lax
 
 from pallas_kernels import rank_select
 from pallas_kernels.operations.merge_rows import merge_rows
+from pallas_kernels.platforms import policy
 from pallas_kernels.reference.indices import MergedRows, distinct as distinct
 from pallas_kernels.reference.ordered import add_repeated
-from sparsejax import axes
+from sparsejax import branches
 from sparsejax.units import bits
 from sparsejax.units.indices import in_range
 from sparsejax.units.row_grads import RowGrads
@@ -53,7 +54,7 @@ def distinct_rows(grads: RowGrads) -> RowGrads:
         return found.ids, found.sums(rows)
 
     is_merged = _has_each_once(ids, height)
-    ids, rows = axes.cond(is_merged, as_is, merge, ids, grads.rows)
+    ids, rows = branches.cond(is_merged, as_is, merge, ids, grads.rows)
     return RowGrads(ids, rows, grads.shape)
 
 
@@ -81,7 +82,7 @@ def nonzero_rows(grads: RowGrads, capacity: int) -> RowGrads:
         return found, empty.at[place].set(rows, mode="drop", unique_indices=True)
 
     ascending = _is_ascending(ids, height)
-    ids, rows = axes.cond(ascending, as_is, moved, ids, grads.rows)
+    ids, rows = branches.cond(ascending, as_is, moved, ids, grads.rows)
     return RowGrads(ids, rows, grads.shape)
 
 
@@ -131,7 +132,7 @@ def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax
         As `distinct`, the places [lists, k].
     """
     words = lists.shape[0] * (nowhere // bits.WORD + 1)
-    if nowhere > axes.policy().flags * lists.size or words >= 2**31:
+    if nowhere > policy().flags * lists.size or words >= 2**31:
         found, place = distinct(lists.reshape(-1), capacity, nowhere)
         return found, place.reshape(lists.shape)
     words = lax.reduce(_bits_of(lists, nowhere), np.uint32(0), lax.bitwise_or, (0,))
@@ -151,7 +152,7 @@ def _is_ascending(ids, nowhere):
 def _has_each_once(ids, nowhere):
     """Whether no id occurs twice and all are in front; no where that takes a sort."""
     ascending = _is_ascending(ids, nowhere)
-    if nowhere > axes.policy().flags * ids.size:
+    if nowhere > policy().flags * ids.size:
         return ascending
 
     def by_bits(ids):
@@ -161,7 +162,7 @@ def _has_each_once(ids, nowhere):
         return in_front & (bits.members(_bits_of(ids[None], nowhere)) == number)
 
     yes = lambda ids: ids[0] == ids[0]
-    return axes.cond(ascending, yes, by_bits, ids)
+    return branches.cond(ascending, yes, by_bits, ids)
 
 
 def _bits_of(lists, nowhere):

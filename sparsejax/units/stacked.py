@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax.axes import by_platform
+from pallas_kernels.platforms import by_platform
 from sparsejax.units.indices import in_range
 from sparsejax.units.row_grads import RowGrads
 

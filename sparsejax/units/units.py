@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from sparsejax.axes import varying_axes
+from pallas_kernels.types import varying_axes
 
 
 Places = Callable[[jax.Array, jax.Array], jax.Array]

@@ -30,10 +30,11 @@ from pallas_kernels.operations.messages import (
 from pallas_kernels.platforms import policy
 from pallas_kernels.reference.index_message import bitmaps_of, word_ranks
 from pallas_kernels.reference.messages import Run, read_message, row_ends
+from pallas_kernels.reference.slots import slots_of
 from pallas_kernels.reference.specs import MessageSpec, Received, SlotSets, Unpacking
 from pallas_kernels.striping import Striping
 from sparsejax.units import bits
-from sparsejax.units.slots import Slots
+from sparsejax.units.bits import Slots
 from sparsejax.units.units import Source
 from sparsejax.wire import index_codes
 from sparsejax.wire.formats import Form, Piece
@@ -99,7 +100,7 @@ def pack(
         # Of these kernels know nothing: they are listed before.
         part = lax.broadcasted_iota(jnp.int32, (len(slots.counts), 1), 0)
         first = lax.index_in_dim(numbers, spec.at, keepdims=False)
-        found, _ = bits.slots_of(slots.words, first, spec.room, slots.counts)
+        found, _ = slots_of(slots.words, first, spec.room, slots.counts)
         names = found if source.names is None else source.names(part, found)
         units = found if units is None else units(part, found)
         sets = SlotSets(names, slots.counts, units)
@@ -174,7 +175,7 @@ def goes_in_order(form: Form, fold: Any) -> bool:
     return is_striped and not form.shape
 
 
-class Group(NamedTuple):
+class SizeGroup(NamedTuple):
     """Sizes of messages for which there is one program that unpacks them.
 
     Attributes:
@@ -188,7 +189,7 @@ class Group(NamedTuple):
     unpack: Callable[..., Any]
 
 
-def groups(form: Form, fold: Any) -> list[Group]:
+def groups(form: Form, fold: Any) -> list[SizeGroup]:
     """The groups of all sizes, ascending, from nothing to several messages.
 
     It is one, except for many numbers in plain XLA on GPUs, where unpacking takes as long
@@ -198,7 +199,7 @@ def groups(form: Form, fold: Any) -> list[Group]:
     """
     ladder, in_order = form.ladder, policy().scatters and goes_in_order(form, fold)
     if not in_order or fold.into.units.size <= _FEW_UNITS:
-        return [Group(range(len(ladder.rungs) + 2), form, unpack)]
+        return [SizeGroup(range(len(ladder.rungs) + 2), form, unpack)]
 
     def way(rung):
         if rung.code is index_codes.BITMAP:
@@ -213,9 +214,9 @@ def groups(form: Form, fold: Any) -> list[Group]:
         of_group = Form(steps, form.shape, form.dtype, form.rows)
         # Where nothing is sent, the first unpacks that.
         sides = range(stop, stop + len(steps.rungs) + (not found))
-        found.append(Group(sides, of_group, unpacks))
+        found.append(SizeGroup(sides, of_group, unpacks))
         stop = sides.stop
-    return [*found, Group(range(stop, stop + 1), form, unpack_next_in_order)]
+    return [*found, SizeGroup(range(stop, stop + 1), form, unpack_next_in_order)]
 
 
 def unpack_bitmaps(

@@ -22,15 +22,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.platforms import by_platform, policy
 from sparsejax.axes import (
     AxisName,
     as_varying,
     assume_same,
     axis_names,
-    by_platform,
     is_checking,
     manual_axes,
-    policy,
     resolve,
     varying_axes,
 )

@@ -23,7 +23,7 @@ from pallas_kernels.reference.messages import (
     slots_from as slots_from,
 )
 from pallas_kernels.reference.specs import MessageSpec
-from sparsejax.axes import at_number
+from sparsejax.branches import at_number
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
 from sparsejax.wire.ladder import Ladder

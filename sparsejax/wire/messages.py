@@ -39,8 +39,9 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.backends import auto_prefers
-from sparsejax.axes import as_varying, switch, together, varying_axes
-from sparsejax.units.slots import Slots
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.branches import switch, together
+from sparsejax.units.bits import Slots
 from sparsejax.units.units import Source
 from sparsejax.wire import at_once, channels, index_codes, tiles
 from sparsejax.wire.at_once import Into

@@ -22,9 +22,10 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.platforms import alone
-from sparsejax.axes import as_varying, at_number, varying_axes, without_types
+from pallas_kernels.types import as_varying, varying_axes, without_types
+from sparsejax.branches import at_number
 from sparsejax.units import bits
-from sparsejax.units.slots import Slots
+from sparsejax.units.bits import Slots
 from sparsejax.units.units import Source
 from sparsejax.wire import formats, index_codes
 from sparsejax.wire.formats import Form, Places

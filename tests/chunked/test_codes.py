@@ -8,8 +8,8 @@ import pytest
 from sparsejax.chunked import blocks, selection
 from sparsejax.chunked.blocks import BlockCut
 from sparsejax.chunked.indices import PlaceCode
-from sparsejax.units.bits import pack_planes, unpack_planes
 from sparsejax.wire.value_codes import CODES
+from sparsejax.wire.value_codes.planes import pack_planes, unpack_planes
 from tests import helpers
 from tests.chunked import reference
 

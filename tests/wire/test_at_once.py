@@ -10,7 +10,6 @@ import pytest
 from pallas_kernels import rank_select
 from pallas_kernels.reference import slots
 from sparsejax import schemes
-from sparsejax.units import bits
 from sparsejax.wire import at_once, ladder
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES
@@ -91,6 +90,19 @@ def test_schemes_are_exact_and_replicas_equal(name):
         totals = np.asarray(summed(x))
         helpers.assert_same_on_all_ranks(totals)
         np.testing.assert_array_equal(totals[0], helpers.total(x))
+
+
+@pytest.mark.slow
+def test_doubles_are_added_up_as_doubles():
+    """Where numbers of loops have 64 bits, too."""
+    scheme = SCHEMES["zen"]
+    x = helpers.gradients(RANKS, 517, 0.05, np.float64, seed=5)
+    x += x * 2.0**-40  # more than a float32 holds
+    with jax.enable_x64(True):
+        run = lambda x: helpers.call(scheme, x, helpers.init(scheme, x)).total
+        totals = helpers.ranked(run, RANKS)(x)
+    assert totals.dtype == np.float64
+    np.testing.assert_array_equal(totals[0], helpers.total(x))
 
 
 @pytest.mark.slow
@@ -218,7 +230,7 @@ def test_slots_of_a_run_of_ranks_are_those_of_numpy(words, first, length, few, m
 
     @jax.jit
     def listed(packed):
-        return bits.slots_of(packed, jnp.int32(first), length)
+        return slots.slots_of(packed, jnp.int32(first), length)
 
     found, counts = listed(helpers.packed(flags))
     np.testing.assert_array_equal(counts, flags.sum(axis=1))

@@ -7,7 +7,7 @@ import pytest
 
 from pallas_kernels.reference import messages as in_reference
 from sparsejax.units import bits
-from sparsejax.units.slots import Slots
+from sparsejax.units.bits import Slots
 from sparsejax.wire import channels, collectives, index_codes, ladder, messages
 from tests import helpers
 

@@ -11,7 +11,7 @@ import pytest
 
 import sparsejax.wire.ladder
 from sparsejax.units import bits
-from sparsejax.units.slots import Slots
+from sparsejax.units.bits import Slots
 from sparsejax.wire import channels, collectives, index_codes, ladder, messages
 from tests import helpers
 from tests.helpers import WIRE

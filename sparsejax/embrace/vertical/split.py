@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax.axes import policy
+from pallas_kernels.platforms import policy
 from sparsejax.units.merging import merged
 
 

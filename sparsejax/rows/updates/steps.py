@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sparsejax.axes import mesh_of, policy, unsharded
+from pallas_kernels.platforms import policy
+from sparsejax.axes import mesh_of, unsharded
 from sparsejax.errors import warn_of_platform
 from sparsejax.rows import tiles
 from sparsejax.rows.updates import layout as layouts

@@ -22,8 +22,8 @@ from sparsejax.schemes.forecast import agreeing, fullest_part
 from sparsejax.schemes.owners.plan import OwnerPlan
 from sparsejax.schemes.owners.pulls import PullEntries, nonzero_units
 from sparsejax.units import bits
+from sparsejax.units.bits import Slots
 from sparsejax.units.ownership import Layout, StripedHash
-from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, collectives, ladder, messages
 
 

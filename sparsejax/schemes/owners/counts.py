@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sparsejax.units.bits import Slots
 from sparsejax.units.ownership.memory import Filled
-from sparsejax.units.slots import Slots
 from sparsejax.wire.collectives import Wire
 
 

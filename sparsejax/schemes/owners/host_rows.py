@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from sparsejax import axes
+from sparsejax import branches
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.owners.row_parts import RowParts
 from sparsejax.units.ownership.base import Ownership
@@ -67,7 +67,7 @@ class HostRows:
         if parts.may_overflow:
             listed = [min(self.wire.ranks * x.capacity, x.shape[0]) for x in tables]
             rooms = list(map(max, listed, (x.capacity for x in like.totals)))
-            done = axes.cond(
+            done = branches.cond(
                 fullest <= parts.room,
                 lambda tables, *operands: _with_room(by_parts(*operands), rooms),
                 lambda tables, *operands: _with_room(self._to_all(tables), rooms),

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax import axes
+from sparsejax import branches
 from sparsejax.axes import as_varying, axis_names, varying_axes
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Load, agreeing
@@ -35,8 +35,8 @@ from sparsejax.schemes.or_dense import on_copies, or_dense
 from sparsejax.schemes.owners import counts
 from sparsejax.schemes.owners.plan import OwnerPlan
 from sparsejax.units import bits
+from sparsejax.units.bits import Slots
 from sparsejax.units.ownership import Layout
-from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, messages
 from sparsejax.wire.collectives import Wire
 
@@ -232,7 +232,7 @@ class PullEntries(Pull):
             pays = entry_bytes < owned.plan.whole_bytes
             side = jnp.where(instead.wanted, 2, jnp.where(pays, 0, 1))
             operands = instead.wanted, totals, instead.operand
-            total, stage, units = axes.switch(side, sides, *operands)
+            total, stage, units = branches.switch(side, sides, *operands)
             return Pulled(total, stage, units, jnp.float32(agreed + cost))
         total, stage, units = or_dense(
             owned.wire,

@@ -35,7 +35,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax import axes
+from sparsejax import branches
 from sparsejax.schemes import base
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.owners import counts
@@ -48,9 +48,9 @@ from sparsejax.schemes.owners.pulls import (
     PullEntries,
     nonzero_units,
 )
+from sparsejax.units.bits import Slots
 from sparsejax.units.ownership import Layout
 from sparsejax.units.ownership.memory import PartMemory
-from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units, unit_bytes, wide
 from sparsejax.wire import channels, collectives, index_codes, messages, ordered
 from sparsejax.wire.collectives import Wire
@@ -195,7 +195,7 @@ class Stages:
         push = functools.partial(self.by_entries, known=known, comes_back=False)
         like = jax.eval_shape(push, x)
         nothing = lambda x: jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), like)
-        totals, pushed = axes.cond(pays, push, nothing, x)
+        totals, pushed = branches.cond(pays, push, nothing, x)
 
         def all_reduce(x):
             total, _, half, units, _ = self._all_reduce(x, known)

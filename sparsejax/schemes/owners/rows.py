@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.reference.ordered import add_repeated
-from sparsejax import axes
+from sparsejax import branches
 from sparsejax.axes import as_varying, axis_names, varying_axes
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.owners.counts import imbalance
@@ -84,7 +84,7 @@ class _RowExchange:
         height, lists = grads.shape[0], parts.listed()
         here = jnp.stack([parts.need(lists.counts), jnp.sum(lists.counts)])
         (fullest, most), agreed = self.wire.maximum(here)
-        found, push, pull, more = axes.cond(
+        found, push, pull, more = branches.cond(
             fullest <= parts.room,
             functools.partial(self._by_owners, fullest=fullest, most=most),
             functools.partial(self._to_all, most=most),

@@ -26,12 +26,13 @@ from jax import lax
 
 from pallas_kernels import hashing
 from sparsejax import arguments
-from sparsejax.axes import as_varying, at_number, varying_axes
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.branches import at_number
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.units import bits
+from sparsejax.units.bits import Slots
 from sparsejax.units.selection import magnitudes
-from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, ladder, messages
 from sparsejax.wire.collectives import Sent
 

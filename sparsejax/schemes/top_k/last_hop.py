@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import axes
+from sparsejax import branches
 from sparsejax.schemes import base
 from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.regions import Regions
@@ -60,7 +60,7 @@ class LastHop:
         fits = wire.same_elsewhere(fits.astype(jnp.int32)) > 0
         directly = lambda: self._directly(region, words, starts, need)
         balanced = lambda: self._balanced(region, words, counts, starts)
-        total, stage = axes.cond(fits, directly, balanced)
+        total, stage = branches.cond(fits, directly, balanced)
         return wire.assume_same(total[: regions.size]), wire.assume_same(stage)
 
     def _zeros(self, dtype):

@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import arguments, axes
+from sparsejax import arguments, branches
 from sparsejax.errors import StateError
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, agreeing, fullest_part
@@ -238,7 +238,7 @@ class OkTopk(top_k.TopKScheme):
         moved = lambda: regions.repartitioned(words, wire)
         crowded = wire.same_elsewhere(state.crowded.astype(jnp.int32))
         time_to = (step % self.repartition_every == 0) | (crowded > 0)
-        starts = axes.cond(time_to, moved, lambda: state.starts)
+        starts = branches.cond(time_to, moved, lambda: state.starts)
         sent = collectives.all_reduce_bytes(4 * regions.ranks, regions.ranks)
         return starts, jnp.where(time_to, sent, 0.0)
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import axes
+from sparsejax import branches
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes
@@ -120,7 +120,7 @@ class Regions(NamedTuple):
         parts, _ = divided(words)
         counts = jnp.sum(lax.population_count(parts), axis=1, dtype=jnp.int32)
         cut = lambda: divided(self._largest(x, words, counts, seed))
-        return axes.cond(jnp.max(counts) > self.room, cut, lambda: (parts, words))
+        return branches.cond(jnp.max(counts) > self.room, cut, lambda: (parts, words))
 
     def _largest(self, x, words, counts, seed):
         """Returns the largest selected elements of each region that fit its message."""

@@ -23,7 +23,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from sparsejax import axes
+from sparsejax import branches
 from sparsejax.schemes.top_k.regions import Regions
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes
@@ -144,7 +144,7 @@ class ThresholdReuse:
         wrong = self._period_over | self._too_few(count, key)
         if self.rule.power is not None:
             wrong = wrong | (count > self.regions.most)
-        words, count, key = axes.cond(wrong, exactly, lambda: estimate)
+        words, count, key = branches.cond(wrong, exactly, lambda: estimate)
         words = magnitudes.fit(x, words, count, self.regions.most, self.seed)
         return words, count, magnitudes.magnitude_of(key, x.dtype)
 
@@ -187,7 +187,7 @@ class ThresholdReuse:
             counts, _ = wire.all_gather(counts_above(key[None])[0])
             return counts, key
 
-        counts, key = axes.cond(wrong, exactly, lambda: (counts, key))
+        counts, key = branches.cond(wrong, exactly, lambda: (counts, key))
         words = bits.pack_all(magnitudes.keys(region) >= key)[: regions.widest]
         words, counts = self._shared_out(region, words, wire.assume_same(counts))
         threshold = magnitudes.magnitude_of(wire.assume_same(key), region.dtype)
@@ -212,7 +212,7 @@ class ThresholdReuse:
             kept = magnitudes.largest(region, fewer[self.wire.rank], self.seed)
             return kept[: regions.widest], fewer
 
-        words, counts = axes.cond(count > regions.most, cut, lambda: (words, counts))
+        words, counts = branches.cond(count > regions.most, cut, lambda: (words, counts))
         return words, self.wire.assume_same(counts)
 
     def _nonzeros(self, region):

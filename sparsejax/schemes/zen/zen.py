@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sparsejax import arguments, axes
+from sparsejax import arguments, branches
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.ag_sparse import AGSparse
@@ -185,10 +185,10 @@ class Zen(SparseScheme):
         choice = Choice(x, wire, balanced, known.most, state.curve)
         if self._choice(n) == "fastest":
             prefers = choice.prefers_one_round(self._gathered)
-            done = axes.cond(prefers, by_one_round, by_owners, x)
+            done = branches.cond(prefers, by_one_round, by_owners, x)
         else:
             prefers = choice.prefers_hierarchy(self._hierarchical(n))
-            done = axes.cond(prefers, by_hierarchy, by_owners, x)
+            done = branches.cond(prefers, by_hierarchy, by_owners, x)
         return base.Reduced(*_in_order(done))
 
     def rows(self, tables, wire):

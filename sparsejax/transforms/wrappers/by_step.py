@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import arguments, axes
+from sparsejax import arguments, axes, branches
 from sparsejax.axes import AxisName
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.per_rank import (
@@ -162,7 +162,7 @@ def accumulate(
             return tree.nothing(jax.eval_shape(now, sums)[0]), sums, state.inner
 
         is_due = state.step % every == every - 1
-        out, pending, inner = axes.cond(is_due, now, later, sums)
+        out, pending, inner = branches.cond(is_due, now, later, sums)
         return out, AccumulateState(state.step + 1, pending, inner, inside)
 
     return tree.transformation(init, update)
@@ -208,7 +208,7 @@ def warm_up(
             extras = {**extra, "dense": dense or extra.get("dense", False)}
             return lambda updates: tx.update(updates, state.inner, params, **extras)
 
-        out, inner = axes.cond(state.step < steps, side(True), side(False), updates)
+        out, inner = branches.cond(state.step < steps, side(True), side(False), updates)
         return out, WarmUpState(state.step + 1, inner)
 
     return tree.transformation(init, update)

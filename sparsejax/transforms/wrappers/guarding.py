@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import axes, errors
+from sparsejax import axes, branches, errors
 from sparsejax.axes import AxisName
 from sparsejax.state import finite, sharded, tree
 from sparsejax.state.finite import Found, Names
@@ -120,13 +120,13 @@ def skip_nonfinite(
             if over is None:
                 return *done, jnp.int32(0)
             dropped = lambda: (tree.nothing(done[0]), state.inner)
-            return *axes.cond(over > 0, dropped, lambda: done), over
+            return *branches.cond(over > 0, dropped, lambda: done), over
 
         def skip(updates):
             out, _, _ = jax.eval_shape(run, updates)
             return tree.nothing(out), state.inner, jnp.int32(0)
 
-        out, inner, over = axes.cond(word > 0, skip, run, updates)
+        out, inner, over = branches.cond(word > 0, skip, run, updates)
         skipped = state.skipped + ((word > 0) | (over > 0))
         found = None if words is None else state.found.after(words, over)
         return out, SkipState(skipped, inner, found)

@@ -24,8 +24,8 @@ from pallas_kernels.operations.partition_dense import partition_dense
 from pallas_kernels.reference.partitions import HashMemory
 from pallas_kernels.striping import word_multiple
 from sparsejax.units import bits
+from sparsejax.units.bits import Slots
 from sparsejax.units.dense import Dense
-from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units
 
 

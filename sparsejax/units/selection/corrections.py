@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sparsejax.axes import as_varying, varying_axes
+from pallas_kernels.types import as_varying, varying_axes
 from sparsejax.units.selection import magnitudes
 from sparsejax.units.selection.selections import Arrays, Selection
 

@@ -24,8 +24,8 @@ from jax import lax
 
 from pallas_kernels import hashing, rank_select
 from pallas_kernels.operations.bitmap import bitmap_decode
-from sparsejax import axes
-from sparsejax.axes import as_varying, varying_axes
+from pallas_kernels.types import as_varying, varying_axes
+from sparsejax import branches
 from sparsejax.units import bits
 
 
@@ -255,7 +255,7 @@ def with_ties(
         inside = _below(place[1], ties.size) & ~_below(place[0], ties.size)
         return certain | (ties & jnp.where(around, ~inside, inside))
 
-    return axes.cond(count > k, cut, lambda: candidates)
+    return branches.cond(count > k, cut, lambda: candidates)
 
 
 def fit(
@@ -273,7 +273,7 @@ def fit(
     if capacity >= x.size:
         return words
     cut = lambda: largest(x, jnp.int32(capacity), seed)
-    return axes.cond(count > capacity, cut, lambda: words)
+    return branches.cond(count > capacity, cut, lambda: words)
 
 
 def indices(words: jax.Array, size: int, capacity: int) -> jax.Array:

@@ -19,7 +19,8 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.operations.bitmap import bitmap_decode
-from sparsejax.axes import as_varying, at_number, varying_axes
+from pallas_kernels.types import as_varying, varying_axes
+from sparsejax.branches import at_number
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes
 

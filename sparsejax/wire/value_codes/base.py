@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparsejax.units import bits
+from sparsejax.wire.value_codes import planes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +67,19 @@ class ValueCode(abc.ABC):
     def words(self, entries: int) -> int:
         """Words of 32 bits for the codes of `entries` values."""
         if self.width < 8:
-            return bits.plane_words(entries, self.width)
+            return planes.plane_words(entries, self.width)
         return -(-entries * self.width // bits.WORD)
 
     def pack(self, codes: jax.Array) -> jax.Array:
         """The codes as words."""
         if self.width < 8:
-            return bits.pack_planes(codes, self.width)
+            return planes.pack_planes(codes, self.width)
         return bits.words_of(codes.astype(self.dtype))
 
     def unpack(self, words: jax.Array, entries: int) -> jax.Array:
         """Inverse of `pack`."""
         if self.width < 8:
-            return bits.unpack_planes(words, self.width, entries)
+            return planes.unpack_planes(words, self.width, entries)
         return bits.rows_of(words, self.dtype, entries).astype(jnp.uint32)
 
     @property

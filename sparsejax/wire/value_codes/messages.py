@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax.units import bits
+from sparsejax.units.bits import Slots
 from sparsejax.units.entries import Entries
 from sparsejax.units.indices import MOST_NUMBERED
-from sparsejax.units.slots import Slots
 from sparsejax.units.units import Source, rounded
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.value_codes.base import ValueCode

@@ -74,7 +74,7 @@ def test_the_size_of_a_message_of_listed_rows_follows_from_the_fullest():
         assert known.taken(place, 3) == [0.0, 1.0, 0.0]
     runs = [ListStage((4, 6, 9), need, run=3).collectives for need in (4, 6, 7)]
     assert (one.collectives, runs) == (1, [2, 2, 3])
-    choice = ("rows.py:_RowExchange.__call__", "axes.py:cond")
+    choice = ("rows.py:_RowExchange.__call__", "branches.py:cond")
     assert known.taken(choice, 2) == [0.0, 1.0]
     known = turns.Turns({"push": ListStage((4, 6, 9), need=10)})
     assert known.taken(choice, 2) == [1.0, 0.0]

@@ -33,7 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, cond
+from sparsejax.axes import as_varying
+from sparsejax.branches import cond
 from sparsejax.rows import tiles
 from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.catch_up.missed import MissedSteps, decayed, over

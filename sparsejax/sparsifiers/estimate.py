@@ -1,0 +1,47 @@
+"""The contract of a sparsifier whose threshold is an estimate.
+
+An estimate may select far more or far fewer elements than k. It is then corrected
+(`units.selection.corrections`), and what it selects, too.
+"""
+
+import abc
+
+import jax.numpy as jnp
+
+from sparsejax.sparsifiers import base
+from sparsejax.units.selection.corrections import Correction
+from sparsejax.units.selection.selections import Arrays
+
+
+class ByEstimate(base.ByMagnitude):
+    """A sparsifier that estimates a threshold, and corrects it while it is far off.
+
+    A subclass defines `level`, which estimates the threshold, and `correction`.
+
+    Attributes:
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
+
+    Example:
+        >>> estimate = sparsejax.sparsifiers.estimate
+        >>> isinstance(sparsejax.sparsifiers.DGC(0.01), estimate.ByEstimate)
+        True
+    """
+
+    @property
+    @abc.abstractmethod
+    def correction(self) -> Correction:
+        """How the threshold is corrected, and how often at most."""
+
+    def settled(self, x, level, draw):
+        together, wanted = Arrays([x]), draw.wanted[None]
+        selected = together.at_least([level])
+        return self.correction(together, [level], selected, wanted, draw.over)[1][0]
+
+    def _take_settled(self, arrays, levels, draws, capacities):
+        # Selecting counts, too, so most steps need no other read of the arrays.
+        together, wanted = Arrays(arrays), jnp.stack([draw.wanted for draw in draws])
+        selected, shards = together.at_least(levels), draws[0].over
+        selected, levels = self.correction(together, levels, selected, wanted, shards)
+        places = self._fit(together, list(levels), selected, draws, capacities)
+        return places, selected.counts
