@@ -25,12 +25,12 @@ import numpy as np  # noqa: E402
 import optax  # noqa: E402
 from jax.sharding import AxisType, Mesh, PartitionSpec as P  # noqa: E402
 
+import pallas_kernels  # noqa: E402
 import sparsejax  # noqa: E402
 from benchmarks.harness import figure, settings, table, timing  # noqa: E402
 from benchmarks.harness.record import Recorder, say  # noqa: E402
 from benchmarks.harness.settings import option  # noqa: E402
 from benchmarks.harness.table import Column  # noqa: E402
-from pallas_kernels import reference  # noqa: E402
 from sparsejax import schemes  # noqa: E402
 from sparsejax.units.dense import Dense  # noqa: E402
 from sparsejax.wire.collectives import Wire  # noqa: E402
@@ -79,7 +79,7 @@ def find(record: Recorder) -> None:
     x = jnp.asarray(np.where(mask, rng.standard_normal(size), 0), jnp.float32)
     capacity = int(1.25 * mask.sum())
 
-    ours = jax.jit(lambda x: reference.compact(x, capacity)[0])
+    ours = jax.jit(lambda x: pallas_kernels.compact(x, capacity, backend="reference")[0])
     theirs = jax.jit(lambda x: jnp.nonzero(x, size=capacity, fill_value=size)[0])
     wrong = int((np.asarray(ours(x)) != np.asarray(theirs(x))).sum())
     sides = {"compact": lambda: ours(x), "jnp.nonzero": lambda: theirs(x)}

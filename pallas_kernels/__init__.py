@@ -13,8 +13,8 @@ from pallas_kernels.hashing import draw_seeds as draw_seeds
 from pallas_kernels.operations.bitmap import (
     bitmap_decode as bitmap_decode,
     bitmap_encode as bitmap_encode,
+    compact as compact,
 )
-from pallas_kernels.operations.compact import compact as compact
 from pallas_kernels.operations.coo_add import coo_add as coo_add
 from pallas_kernels.operations.merge_rows import merge_rows as merge_rows
 from pallas_kernels.operations.messages import (
@@ -26,11 +26,11 @@ from pallas_kernels.operations.messages import (
 from pallas_kernels.operations.partition import partition as partition
 from pallas_kernels.operations.partition_dense import partition_dense as partition_dense
 from pallas_kernels.operations.threshold_hash import threshold_hash as threshold_hash
-from pallas_kernels.reference import (
-    MergedRows as MergedRows,
+from pallas_kernels.reference.indices import MergedRows as MergedRows
+from pallas_kernels.reference.partitions import (
+    HashMemory as HashMemory,
     Partitioned as Partitioned,
 )
-from pallas_kernels.reference.partitions import HashMemory as HashMemory
 from pallas_kernels.reference.specs import (
     MessageSpec as MessageSpec,
     Received as Received,

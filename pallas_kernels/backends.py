@@ -38,7 +38,6 @@ from importlib import resources
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.errors import BackendError, KernelArgumentError
@@ -185,26 +184,6 @@ def _batched_by(reference, function):
         return result, jax.tree.map(lambda _: True, result)
 
     return function
-
-
-def run_on_chosen(
-    operation: str,
-    named: str | None,
-    kernels: dict[str, Callable],
-    threshold: jax.typing.ArrayLike | None,
-    x: jax.Array,
-    *operands,
-):
-    """`run` on x and more where kernels take `threshold`: a magnitude, or None if not 0."""
-    if threshold is None:
-        return run(operation, named, kernels, x.size, x, *operands)
-
-    def by_magnitude(kernel):
-        return lambda level, *operands, **how: kernel(*operands, threshold=level, **how)
-
-    kernels = {name: by_magnitude(kernel) for name, kernel in kernels.items()}
-    level = jnp.asarray(threshold, x.dtype)
-    return run(operation, named, kernels, x.size, level, x, *operands)
 
 
 def kernels(

@@ -77,7 +77,6 @@ KERNELS = {
         "partition",
         "partition_dense",
         "threshold_hash",
-        "coo_add",
         "clear_message",
         "count_rows",
         "sum_rows",

@@ -14,7 +14,8 @@ from benchmarks.harness import figure, timing
 from benchmarks.harness.record import Recorder, say
 from benchmarks.kernels.compiled import together
 from benchmarks.kernels.operations import REPEATS, SIZE, gradient, hashed
-from pallas_kernels import rank_select, reference
+from pallas_kernels import rank_select
+from pallas_kernels.reference.bitmap import bitmap_decode
 
 
 DENSITIES = (0.01, 0.1, 0.02, 0.05)  # its ends first
@@ -80,7 +81,7 @@ def _read_out(indices, seeds, *, backend, memory):
     done = kernels.partition(indices, indices.size, seeds, memory, backend=backend)
     flat = done.memory.reshape(-1)
     words = rank_select.pack(jnp.pad(flat >= 0, (0, -flat.size % 32)))
-    at, _ = reference.bitmap_decode(words, indices.size)
+    at, _ = bitmap_decode(words, indices.size, fill=flat.size)
     stored = flat.at[at].get(mode="fill", fill_value=-1)
     return stored, jnp.sum(done.counts) / indices.size, done.left
 

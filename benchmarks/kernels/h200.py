@@ -76,13 +76,6 @@ def operations() -> dict:
     of = functools.partial
     return {
         "compact": (of(kernels.compact, capacity=CAPACITY), [floats], SIZE),
-        "compact by magnitude": (
-            lambda x, backend: kernels.compact(
-                x, CAPACITY, threshold=jnp.float32(0.1), backend=backend
-            ),
-            [floats],
-            SIZE,
-        ),
         "bitmap_encode": (kernels.bitmap_encode, [floats], SIZE // 4),
         "bitmap_decode": (of(kernels.bitmap_decode, capacity=CAPACITY), [words], SIZE),
         "partition": (
@@ -103,11 +96,6 @@ def operations() -> dict:
         ),
         "partition_dense": (
             of(kernels.partition_dense, memory=memory),
-            [floats, seeds],
-            8 * SIZE,
-        ),
-        "partition_dense by magnitude": (
-            of(kernels.partition_dense, threshold=0.1, memory=memory),
             [floats, seeds],
             8 * SIZE,
         ),
@@ -268,7 +256,6 @@ def shares(filled: float) -> dict[str, float]:
 
 HAS_PALLAS = {
     "compact",
-    "compact by magnitude",
     "bitmap_encode",
     "bitmap_decode",
     "partition",
@@ -278,8 +265,6 @@ HAS = {"reference": set(operations()), "pallas": HAS_PALLAS}
 HAS["triton"] = HAS_PALLAS | {
     *messages(),
     *bitmap_messages(),
-    "coo_add",
     "partition, append",
     "partition_dense",
-    "partition_dense by magnitude",
 }

@@ -1,4 +1,4 @@
-"""Which elements there are, as a bit each."""
+"""Which elements there are: as a bit each, and as the list of their indices."""
 
 import jax
 import jax.numpy as jnp
@@ -65,13 +65,54 @@ def bitmap_decode(
         ([1, 3, 32], 2)
     """
     checks.words("words", words)
-    checks.positive("capacity", capacity)
-    kernels = backends.kernels(
-        reference.bitmap_decode, pallas="bitmap", triton="bitmap", capacity=capacity
-    )
-    found, count = backends.run("bitmap_decode", backend, kernels, words.size, words)
+    none = 32 * words.size
+    found, count = _decoded(words, capacity, none, backend)
     if units is not None:
         checks.integers("units", units)
         meant = units.at[found].get(mode="fill", fill_value=reference.EMPTY)
-        found = jnp.where(found < 32 * words.size, meant, reference.EMPTY)
+        found = jnp.where(found < none, meant, reference.EMPTY)
     return found, count
+
+
+def compact(
+    x: jax.Array, capacity: int, *, backend: str | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Finds the non-zero elements of a vector: `bitmap_decode` of its `bitmap_encode`.
+
+    An element is not zero if any bit but the sign is set: denormals and NaN count, -0.0
+    does not.
+
+    Args:
+        x: Floating [n].
+        capacity: The largest number of indices.
+        backend: The backend: "auto", "reference", "pallas" or "triton"; see
+            `sparsejax.use_kernels`.
+
+    Returns:
+        A pair of int32 [capacity], the indices in ascending order, n after the last; and
+        the number of elements found, which may exceed the capacity.
+
+    Example:
+        >>> x = jnp.array([0.0, 2.0, 0.0, 1.0])
+        >>> indices, count = pallas_kernels.compact(x, capacity=3)
+        >>> indices.tolist(), int(count)
+        ([1, 3, 4], 2)
+
+    See Also:
+        `pallas_kernels.threshold_hash`: elements of at least a given magnitude, at most one
+        for each slot of a hash.
+    """
+    return _decoded(bitmap_encode(x, backend=backend), capacity, x.size, backend)
+
+
+def _decoded(words, capacity, fill, backend):
+    """The set bits, `fill` after the last, and how many there are."""
+    checks.positive("capacity", capacity)
+    kernels = backends.kernels(
+        reference.bitmap_decode,
+        pallas="bitmap",
+        triton="bitmap",
+        capacity=capacity,
+        fill=fill,
+    )
+    return backends.run("bitmap_decode", backend, kernels, words.size, words)

@@ -7,10 +7,6 @@ from pallas_kernels import backends, checks
 from pallas_kernels.reference import indices as reference
 
 
-# What Triton can add atomically.
-_ATOMIC = (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16, jnp.int32, jnp.uint32)
-
-
 def coo_add(
     indices: jax.Array,
     values: jax.Array,
@@ -41,7 +37,6 @@ def coo_add(
     checks.positive("size", size)
     checks.places("the range", size)
     checks.entries(values, indices, "indices")
-    triton = "coo_add" if values.dtype in _ATOMIC else None
-    kernels = backends.kernels(reference.coo_add, triton=triton, size=size)
+    kernels = backends.kernels(reference.coo_add, size=size)
     operands = (indices, values, jnp.asarray(first, jnp.int32))
     return backends.run("coo_add", backend, kernels, indices.size, *operands)

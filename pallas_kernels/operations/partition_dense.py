@@ -13,7 +13,6 @@ def partition_dense(
     seeds: jax.typing.ArrayLike,
     memory: HashMemory,
     *,
-    threshold: jax.typing.ArrayLike | None = None,
     backend: str | None = None,
 ) -> Partitioned:
     """Distributes the non-zero elements of a vector over parts by a hash.
@@ -25,7 +24,6 @@ def partition_dense(
         x: Floating [n].
         seeds: As for `partition`.
         memory: As for `partition`.
-        threshold: As for `compact`.
         backend: The backend: "auto", "reference", "pallas" or "triton"; see
             `sparsejax.use_kernels`.
 
@@ -53,4 +51,4 @@ def partition_dense(
     kernels = backends.kernels(
         reference.partition_dense, triton="partition_dense", memory=memory
     )
-    return backends.run_on_chosen("partition_dense", backend, kernels, threshold, x, seeds)
+    return backends.run("partition_dense", backend, kernels, x.size, x, seeds)

@@ -1,10 +1,9 @@
-"""Bitmap coding, and compaction by it, in Pallas.
+"""Bitmap coding in Pallas.
 
 Encoding reads every element once and writes a bit for each. Decoding gives each program a
 run of words, whose bits it lists one of each word at a time, in as many rounds as the
 fullest has; where its positions begin follows from the counts of the words before, which
-XLA adds up between the two launches (a thirty-second of the data). A compaction is the one
-after the other, so it reads its input once.
+XLA adds up before the launch (a thirty-second of the data).
 """
 
 import jax
@@ -21,36 +20,19 @@ _DECODED = 256  # and whose bits it lists, a thread those of a word
 
 def bitmap_encode(x, *, interpret=False):
     """See `pallas_kernels.bitmap_encode`."""
-    return _encode(x, None, interpret)
-
-
-def bitmap_decode(words, capacity, *, interpret=False):
-    """See `pallas_kernels.bitmap_decode`."""
-    return _decode(words, capacity, words.size * WORD, interpret)
-
-
-def compact(x, capacity, threshold=None, *, interpret=False):
-    """See `pallas_kernels.compact`."""
-    return _decode(_encode(x, threshold, interpret), capacity, x.size, interpret)
-
-
-def _encode(x, threshold, interpret):
     words = -(-x.size // WORD)
-    # By its bits where it is to be non-zero: comparing floats may take denormals for zero.
-    data = unsigned(x) if threshold is None else x
-    level = jnp.asarray(0 if threshold is None else threshold, data.dtype).reshape(1)
+    # By its bits: comparing floats may take denormals for zero.
     (packed,) = launch.launch(
         bitmap_encode_kernel,
         -(-words // _WORDS),
-        (data, level),
+        (unsigned(x),),
         [jax.ShapeDtypeStruct((words,), jnp.uint32)],
         interpret=interpret,
-        by_bits=threshold is None,
     )
     return packed
 
 
-def bitmap_encode_kernel(x_ref, level_ref, words_ref, *, by_bits):
+def bitmap_encode_kernel(x_ref, words_ref):
     """A program packs a run of words."""
     size = x_ref.shape[0]
     word = launch.lanes(_WORDS)
@@ -59,13 +41,13 @@ def bitmap_encode_kernel(x_ref, level_ref, words_ref, *, by_bits):
     # The last words of an array of nearly 2**31 elements would wrap.
     inside = (at < size) & (at >= 0)
     x = launch.load(x_ref, at, inside, jnp.zeros((), x_ref.dtype))
-    there = (x << 1) != 0 if by_bits else jnp.abs(x) >= level_ref[0]
-    ones = (there & inside).astype(jnp.uint32) << bit.astype(jnp.uint32)
+    ones = ((x << 1) != 0).astype(jnp.uint32) << bit.astype(jnp.uint32)
     packed = jnp.sum(ones, axis=1, dtype=jnp.uint32)
     launch.store(words_ref, word, packed, word < -(-size // WORD))
 
 
-def _decode(words, capacity, fill, interpret):
+def bitmap_decode(words, capacity, fill, *, interpret=False):
+    """See `pallas_kernels.bitmap_decode`; `fill` is what stands after the last bit."""
     ends = run_ends(words, _DECODED)
     (found,) = launch.launch(
         bitmap_decode_kernel,

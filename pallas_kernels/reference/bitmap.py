@@ -13,25 +13,17 @@ from pallas_kernels.rank_select import WORD, nonzero, pack, rank_index, select
 EMPTY = -1
 
 
-def chosen(x, threshold):
-    """Which elements count: non-zero ones, or those of at least a magnitude."""
-    return nonzero(x) if threshold is None else jnp.abs(x) >= threshold
-
-
-def compact(x, capacity, threshold=None):
-    """The chosen elements, ascending, `x.size` after the last, and how many there are."""
-    flags = chosen(x, threshold)
-    return _positions(pack(padded(flags)), capacity, x.size)
-
-
 def bitmap_encode(x):
     """Which elements are non-zero, 32 to a word."""
     return pack(padded(nonzero(x)))
 
 
-def bitmap_decode(words, capacity):
-    """Where the set bits are, ascending, the number of bits after the last; how many."""
-    return _positions(words, capacity, words.size * WORD)
+def bitmap_decode(words, capacity, fill):
+    """Where the set bits are, ascending, `fill` after the last; and how many there are."""
+    index = rank_index(words, lanes=capacity)
+    found = select(index, jnp.zeros(1, jnp.int32), length=capacity)[0]
+    count = index.row_end[-1]
+    return jnp.where(lax.iota(jnp.int32, capacity) < count, found, fill), count
 
 
 def padded(flags):
@@ -39,10 +31,3 @@ def padded(flags):
     length = flags.shape[-1]
     missing = max(-length % WORD, WORD - length)
     return jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
-
-
-def _positions(words, capacity, fill):
-    index = rank_index(words, lanes=capacity)
-    found = select(index, jnp.zeros(1, jnp.int32), length=capacity)[0]
-    count = index.row_end[-1]
-    return jnp.where(lax.iota(jnp.int32, capacity) < count, found, fill), count

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import hashing
-from pallas_kernels.rank_select import pack, rank_index, running_sum, select
-from pallas_kernels.reference.bitmap import EMPTY, chosen, padded
+from pallas_kernels.rank_select import nonzero, pack, rank_index, running_sum, select
+from pallas_kernels.reference.bitmap import EMPTY, padded
 
 
 _TILE = 1 << 16
@@ -173,8 +173,8 @@ def with_serial(parallel, indices, waiting, seed, serial):
     return _by_tiles(waiting, store, start, _FEW).behind(parallel)
 
 
-def partition_dense(x, seeds, *, memory, threshold=None):
-    """Algorithm 1 for the chosen elements, those of a tile after those of the one before.
+def partition_dense(x, seeds, *, memory):
+    """Algorithm 1 for the non-zero elements, those of a tile after those of the one before.
 
     First all try the slots, then those who found none go to the serial memories.
     """
@@ -188,7 +188,7 @@ def partition_dense(x, seeds, *, memory, threshold=None):
         return parallel, lost.at[jnp.where(still, found, x.size)].set(True, mode="drop")
 
     start = jnp.full(parts * slots, EMPTY, jnp.int32), jnp.zeros(x.size, bool)
-    parallel, lost = _by_tiles(chosen(x, threshold), into_slots, start)
+    parallel, lost = _by_tiles(nonzero(x), into_slots, start)
     everyone = lax.iota(jnp.int32, x.size)
     parallel = parallel.reshape(parts, slots)
     done = with_serial(parallel, everyone, lost, seeds[0], memory.serial)
@@ -206,7 +206,7 @@ def threshold_hash(x, threshold, seed, slots):
         return memory.at[to].set(found, mode="drop")
 
     memory = jnp.full(slots, EMPTY, jnp.int32)
-    return _by_tiles(chosen(x, threshold), write, memory)
+    return _by_tiles(jnp.abs(x) >= threshold, write, memory)
 
 
 def _by_tiles(flags, step, carry, tile=_TILE):

@@ -11,7 +11,6 @@ the ranks. TPUs write what a scatter is given one after another: there sets are 
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,6 @@ from jax import lax
 from pallas_kernels.platforms import policy
 from pallas_kernels.rank_select import (
     WORD,
-    RankIndex,
     bit_of_rank,
     bits_to,
     rank_index,
@@ -35,44 +33,6 @@ from pallas_kernels.types import untyped
 # Units that find their own ranks in less time than two kernels take to launch: each takes
 # some 55 instructions, of which an H200 does 29 million million a second.
 _FEW_UNITS = 1 << 22
-
-
-class BitSets(NamedTuple):
-    """One set of slots for each part, ready to be searched.
-
-    Attributes:
-        words: uint32 [parts, words], bit s of a row is slot s of that part.
-        counts: int32 [parts], how many slots each part has.
-        starts: int32 [parts], how many there are in all parts before it.
-        search: The rank index over the rows, laid end to end.
-    """
-
-    words: jax.Array
-    counts: jax.Array
-    starts: jax.Array
-    search: RankIndex
-
-
-@functools.partial(jax.jit, static_argnames="lanes")
-def bit_sets(words: jax.Array, lanes: int = 0, counts: jax.Array | None = None) -> BitSets:
-    """Counts the bits of uint32 [parts, words]; for `lanes` see `rank_index`.
-
-    Args:
-        words: The bits.
-        lanes: How many ranks will be searched at a time.
-        counts: int32 [parts], how many bits each part has, where that is known.
-    """
-    parts, part_words = words.shape
-    search = rank_index(words.reshape(-1), lanes=lanes)
-    if counts is not None:
-        return BitSets(words, counts, running_sum(counts) - counts, search)
-    # Read off the index: to count again, and add up, takes six more kernels.
-    if part_words and part_words % search.row == 0:
-        ends = search.row_end.reshape(parts, -1)[:, -1]
-    else:
-        ends = bits_to(search, np.arange(1, parts + 1, dtype=np.int32) * part_words - 1)
-    starts = jnp.pad(ends[:-1], (1, 0))
-    return BitSets(words, ends - starts, starts, search)
 
 
 def slots_of(
@@ -100,9 +60,19 @@ def slots_of(
 def _slots_that_are_searched(words, first, length, counts):
     """`slots_of`, each found by the rank that it has."""
     parts, row = words.shape
-    sets = bit_sets(words, parts * length, counts)
-    flat = select(sets.search, sets.starts + first, length=length)
-    return flat - np.arange(parts, dtype=np.int32)[:, None] * (row * WORD), sets.counts
+    search = rank_index(words.reshape(-1), lanes=parts * length)
+    if counts is not None:
+        starts = running_sum(counts) - counts
+    else:
+        # Read off the index: to count again, and add up, takes six more kernels.
+        if row and row % search.row == 0:
+            ends = search.row_end.reshape(parts, -1)[:, -1]
+        else:
+            ends = bits_to(search, np.arange(1, parts + 1, dtype=np.int32) * row - 1)
+        starts = jnp.pad(ends[:-1], (1, 0))
+        counts = ends - starts
+    flat = select(search, starts + first, length=length)
+    return flat - np.arange(parts, dtype=np.int32)[:, None] * (row * WORD), counts
 
 
 def _counted(words):

@@ -5,8 +5,7 @@ JAX and Triton compare to find a program that they have compiled.
 """
 
 import dataclasses
-import math
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -137,103 +136,3 @@ class Received(NamedTuple):
     message: jax.Array
     ends: jax.Array | None = None
     values: jax.Array | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class EntryConfig:
-    """What kernels that go over entries of messages are compiled for, and no more.
-
-    Attributes:
-        at: As of a `MessageSpec`, like the next three.
-        room: Entries of the longest message.
-        planes: For how many bytes of a slot the places say where they are.
-        dtype: Of the values while they travel.
-        parts: Of the map from slots to units; 0 if there is none.
-        turns: Bits by which it turns slots.
-        column: Units of one of its columns.
-        width: Numbers of a value.
-        size: How many units there are.
-        bits: Words of a set, or of a string.
-        row: How many of them are counted together.
-        rows: How many counts of a part there are.
-        block: Entries of a program, a multiple of 4.
-        columns: Numbers of a value that a program handles at a time.
-    """
-
-    at: int
-    room: int
-    planes: int
-    dtype: Any
-    parts: int
-    turns: int
-    column: int
-    width: int
-    size: int
-    bits: int
-    row: int
-    rows: int
-    block: int
-    columns: int
-
-    @classmethod
-    def of(
-        cls,
-        spec: MessageSpec,
-        array: jax.Array,
-        bits: int,
-        rows: int,
-        tile: tuple[int, int],
-    ) -> Self:
-        """Kernels for messages whose values are in an array, or go there.
-
-        Args:
-            spec: Of the messages.
-            array: [units, ...].
-            bits: Words of a set, or of a string.
-            rows: How many counts there are of them.
-            tile: Numbers of the values of a program's entries, or a few entries' of long
-                rows; and of one value at a time, at most.
-        """
-        numbers, columns = tile
-        width = math.prod(array.shape[1:])
-        columns = min(power_of_two(width), columns)
-        units = (0, 0, 0) if spec.units is None else spec.units.turned
-        return cls(
-            spec.at,
-            spec.room,
-            spec.planes,
-            jnp.dtype(spec.dtype),
-            *units,
-            width=width,
-            size=len(array),
-            bits=bits,
-            row=power_of_two(-(-bits // max(rows, 1))),
-            rows=rows,
-            block=max(4, numbers // columns),
-            columns=columns,
-        )
-
-    @property
-    def blocks(self) -> int:
-        """Programs of a part."""
-        return -(-self.room // self.block)
-
-    @property
-    def halvings(self) -> int:
-        """How often rows are halved until one is left."""
-        return self.rows.bit_length()
-
-    @property
-    def unit(self) -> int:
-        """Bytes of a value."""
-        return self.width * self.dtype.itemsize
-
-    @property
-    def kind(self) -> int:
-        """The number of the dtype of the values."""
-        return TRAVELS.index(self.dtype.name)
-
-
-def power_of_two(number: int) -> int:
-    """The least power of two that is as large."""
-    return 1 << (number - 1).bit_length()

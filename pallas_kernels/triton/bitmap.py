@@ -1,4 +1,4 @@
-"""Bitmap coding, compaction by it, and messages with bitmaps, in Triton.
+"""Bitmap coding, and messages with bitmaps, in Triton.
 
 Encoding waits for memory; decoding, with a thread a word, for hardly anything. For the
 first two see also `pallas_kernels.pallas.bitmap`.
@@ -11,10 +11,9 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from jax import lax
 
 from pallas_kernels.rank_select import WORD, run_ends, unsigned
-from pallas_kernels.reference.specs import EntryConfig
 from pallas_kernels.triton.launch import launch
-from pallas_kernels.triton.slots import seeds_of, turned, values_at
-from pallas_kernels.triton.words import chosen, count_bits, list_bits
+from pallas_kernels.triton.slots import EntryConfig, seeds_of, turned, values_at
+from pallas_kernels.triton.words import count_bits, list_bits, nonzero
 
 
 _WORDS = 64  # words that a program packs
@@ -24,51 +23,28 @@ _SLOTS = 512  # of each column of an array that a program writes
 
 def bitmap_encode(x):
     """See `pallas_kernels.bitmap_encode`."""
-    return _encode(x, None)
-
-
-def bitmap_decode(words, capacity):
-    """See `pallas_kernels.bitmap_decode`."""
-    return _decode(words, capacity, words.size * WORD)
-
-
-def compact(x, capacity, threshold=None):
-    """See `pallas_kernels.compact`."""
-    return _decode(_encode(x, threshold), capacity, x.size)
-
-
-def _encode(x, threshold):
     words = -(-x.size // WORD)
-    data = unsigned(x) if threshold is None else x
-    level = jnp.asarray(0 if threshold is None else threshold, data.dtype).reshape(1)
     (packed,) = launch(
         encode_kernel,
         triton.cdiv(words, _WORDS),
-        (data, level),
+        (unsigned(x),),
         results=[jax.ShapeDtypeStruct((words,), jnp.uint32)],
         SIZE=x.size,
-        BY_BITS=threshold is None,
         WORDS=_WORDS,
     )
     return packed
 
 
 @triton.jit
-def encode_kernel(
-    x_ptr,
-    level_ptr,
-    words_ptr,
-    SIZE: tl.constexpr,
-    BY_BITS: tl.constexpr,
-    WORDS: tl.constexpr,
-):
+def encode_kernel(x_ptr, words_ptr, SIZE: tl.constexpr, WORDS: tl.constexpr):
     """A program packs a run of words."""
     word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
-    words = chosen(x_ptr, word * 32, level_ptr, SIZE, BY_BITS)
+    words = nonzero(x_ptr, word * 32, SIZE)
     tl.store(words_ptr + word, words, mask=word < (SIZE + 31) // 32)
 
 
-def _decode(words, capacity, fill):
+def bitmap_decode(words, capacity, fill):
+    """See `pallas_kernels.bitmap_decode`; `fill` is what stands after the last bit."""
     ends = run_ends(words, _DECODED)
     (found,) = launch(
         decode_kernel,

@@ -25,11 +25,11 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from jax import lax
 
 from pallas_kernels.reference.messages import row_ends
-from pallas_kernels.reference.specs import EntryConfig
 from pallas_kernels.triton.bitmap import unpack_bitmaps
 from pallas_kernels.triton.index_message import index_message
 from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.slots import (
+    EntryConfig,
     entries_here,
     find_bits,
     seeds_of,

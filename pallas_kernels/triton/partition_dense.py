@@ -1,6 +1,6 @@
-"""Compaction and Algorithm 1 in Triton: one launch, one read of the gradient.
+"""Algorithm 1 from a dense vector in Triton: one launch, one read of the gradient.
 
-Few elements count, and a hash or a swap for each that does not would cost more than the
+Few elements are not zero, and a hash or a swap for each that is would cost more than the
 read: Triton's swap takes no mask. So a program packs a block into bits, writes the indices
 of those that are set to a scratch of its own, one after another over several blocks, and
 takes them up again, a whole chunk at a time, after a barrier of its threads. What does not
@@ -19,7 +19,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from pallas_kernels.rank_select import unsigned
 from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.partition import empty, filled, into_memory
-from pallas_kernels.triton.words import chosen, count_bits, list_bits
+from pallas_kernels.triton.words import count_bits, list_bits, nonzero
 
 
 _BLOCK = 8192  # elements of a program at a time
@@ -28,20 +28,17 @@ _WARPS = 8
 _PROGRAMS = 132 * 4  # an H200 has 132 processors; with 64 registers four run on each
 
 
-def partition_dense(x, seeds, *, memory, threshold=None):
+def partition_dense(x, seeds, *, memory):
     """See `pallas_kernels.partition_dense`."""
     programs = min(triton.cdiv(x.size, _BLOCK), _PROGRAMS)
-    data = unsigned(x) if threshold is None else x
-    level = jnp.asarray(0 if threshold is None else threshold, data.dtype).reshape(1)
     *done, _ = launch(
         partition_dense_kernel,
         programs,
-        (data, level, jax.lax.bitcast_convert_type(seeds, jnp.int32)),
+        (unsigned(x), jax.lax.bitcast_convert_type(seeds, jnp.int32)),
         in_place=empty(x.size, memory),
         results=[jax.ShapeDtypeStruct((programs * (_BLOCK + _CHUNK),), jnp.int32)],
         warps=_WARPS,
         SIZE=x.size,
-        BY_BITS=threshold is None,
         PROGRAMS=programs,
         MEMORY=memory,
         BLOCK=_BLOCK,
@@ -53,7 +50,6 @@ def partition_dense(x, seeds, *, memory, threshold=None):
 @triton.jit
 def partition_dense_kernel(
     x_ptr,
-    level_ptr,
     seeds_ptr,
     _memory,
     _counts,
@@ -63,7 +59,6 @@ def partition_dense_kernel(
     left_ptr,
     scratch_ptr,
     SIZE: tl.constexpr,
-    BY_BITS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     MEMORY: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -77,7 +72,7 @@ def partition_dense_kernel(
     held = 0
     for turn in range(0, (SIZE + BLOCK * PROGRAMS - 1) // (BLOCK * PROGRAMS)):
         word = (turn * PROGRAMS + program) * BLOCK + tl.arange(0, BLOCK // 32) * 32
-        words = chosen(x_ptr, word, level_ptr, SIZE, BY_BITS)
+        words = nonzero(x_ptr, word, SIZE)
         counts = count_bits(words)
         first_of = held + tl.cumsum(counts, 0) - counts
         list_bits(words, word, own, first_of, BLOCK + CHUNK)

@@ -7,7 +7,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from pallas_kernels.reference.bitmap import EMPTY
 from pallas_kernels.triton.launch import launch
-from pallas_kernels.triton.words import chosen, count_bits, lowest, place
+from pallas_kernels.triton.words import count_bits, elements, lowest, packed, place
 
 
 _BLOCK = 4096
@@ -44,7 +44,9 @@ def threshold_hash_kernel(
 ):
     """A program looks at a run of elements; a thread hashes the large ones of a word."""
     word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK // 32) * 32
-    words = chosen(x_ptr, word, level_ptr, SIZE, False)
+    lane, inside = elements(word, SIZE)
+    x = tl.load(x_ptr + lane, mask=inside, other=0)
+    words = packed(inside & (tl.abs(x) >= tl.load(level_ptr)))
     seed = tl.load(seed_ptr)
     rounds = tl.max(count_bits(words), 0)
     while rounds > 0:

@@ -34,26 +34,32 @@ def count_bits(words):
 
 
 @triton.jit
-def chosen(x_ptr, word, level_ptr, SIZE: tl.constexpr, BY_BITS: tl.constexpr):
-    """Which elements count, as words of uint32, the first lowest.
+def nonzero(x_ptr, word, SIZE: tl.constexpr):
+    """Which elements have any bit but the sign set, as `packed` words.
 
     Args:
-        x_ptr: The elements.
+        x_ptr: The elements, as unsigned integers.
         word: int32, a tensor: the first element of each word.
-        level_ptr: The least magnitude of those that count.
         SIZE: How many elements there are.
-        BY_BITS: Whether instead all count whose bits say that they are not zero.
     """
-    bit = tl.arange(0, 32)[None, :]
-    lane = word[:, None] + bit
-    # Unsigned: the last words may lie past the end of int32.
-    inside = lane.to(tl.uint32, bitcast=True) < SIZE
+    lane, inside = elements(word, SIZE)
     x = tl.load(x_ptr + lane, mask=inside, other=0)
-    if BY_BITS:
-        there = (x << 1).to(x.dtype) != 0
-    else:
-        there = inside & (tl.abs(x) >= tl.load(level_ptr))
-    return tl.sum(there.to(tl.uint32) << bit.to(tl.uint32), axis=1).to(tl.uint32)
+    return packed((x << 1).to(x.dtype) != 0)
+
+
+@triton.jit
+def elements(word, SIZE: tl.constexpr):
+    """The elements of words of 32, [_, 32], and which of them there are."""
+    lane = word[:, None] + tl.arange(0, 32)[None, :]
+    # Unsigned: the last words may lie past the end of int32.
+    return lane, lane.to(tl.uint32, bitcast=True) < SIZE
+
+
+@triton.jit
+def packed(flags):
+    """Flags [_, 32] as words of uint32, the first lowest."""
+    bit = tl.arange(0, 32)[None, :]
+    return tl.sum(flags.to(tl.uint32) << bit.to(tl.uint32), axis=1).to(tl.uint32)
 
 
 @triton.jit

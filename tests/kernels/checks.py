@@ -114,9 +114,11 @@ def gradient(size, density):
 
 def check_bitmap(made):
     encode = lambda x, _: made.bitmap_encode(jnp.asarray(x))
-    decode = lambda words, capacity, _: made.bitmap_decode(jnp.asarray(words), capacity)
-    compact = lambda x, capacity, threshold=None: made.compact(
-        jnp.asarray(x), capacity, threshold
+    decode = lambda words, capacity, _: made.bitmap_decode(
+        jnp.asarray(words), capacity, 32 * len(words)
+    )
+    compact = lambda x, capacity: made.bitmap_decode(
+        made.bitmap_encode(jnp.asarray(x)), capacity, x.size
     )
     for size in (1, 7, 2048, 2049, 8193):
         # All densities in less than a block, and in one and a bit.
@@ -127,7 +129,6 @@ def check_bitmap(made):
             for capacity in (size, 3):
                 contract.check_bitmap(encode, decode, x, capacity)
                 contract.check_compact(compact, x, capacity)
-            contract.check_compact(compact, x, size, 0.5)
 
 
 def check_partition(made):
@@ -161,10 +162,10 @@ def check_partition(made):
 
 
 def check_partition_dense(made):
-    def run(x, seeds, threshold, **sizes):
+    def run(x, seeds, **sizes):
         memory = kernels.HashMemory(**sizes)
         operands = jnp.asarray(x), jnp.asarray(seeds)
-        return made.partition_dense(*operands, memory=memory, threshold=threshold)
+        return made.partition_dense(*operands, memory=memory)
 
     made._PROGRAMS = 2  # so that one goes over more than a block
     for size, density in ((8, 0.6), (8192, 0.05), (8193, 0.0), (8193, 0.6), (26_000, 0.6)):
@@ -173,17 +174,15 @@ def check_partition_dense(made):
         memories = (512, 64, 3), (32, 8, 2), (0, 300, 0)
         # More than a block is no matter of the memory.
         for slots, serial, hashes in memories[:1] if size > 10_000 else memories:
-            for threshold in (None, 0.5) if size == 8193 else (None,):
-                contract.check_partition_dense(
-                    run,
-                    x,
-                    kernels.draw_seeds(hashes + 1),
-                    threshold=threshold,
-                    parts=8,
-                    slots=slots,
-                    serial=serial,
-                    hashes=hashes,
-                )
+            contract.check_partition_dense(
+                run,
+                x,
+                kernels.draw_seeds(hashes + 1),
+                parts=8,
+                slots=slots,
+                serial=serial,
+                hashes=hashes,
+            )
 
 
 def check_threshold_hash(made):
@@ -198,24 +197,6 @@ def check_threshold_hash(made):
                 threshold,
                 next(seeds),
                 512,
-            )
-
-
-def check_coo_add(made):
-    rng = np.random.default_rng(6)
-    indices = rng.integers(-1, 3000, 2000).astype(np.int32)
-    indices[:200] = 1000
-    for shape in ((), (3,)):
-        values = rng.standard_normal((2000, *shape)).astype(np.float32)
-        for first in (0, 990, 2999):
-            contract.check_coo_add(
-                lambda i, v, size, first: made.coo_add(
-                    jnp.asarray(i), jnp.asarray(v), jnp.int32(first), size=size
-                ),
-                indices,
-                values,
-                500,
-                first,
             )
 
 
@@ -351,7 +332,6 @@ CHECKS = {
     "partition.py": check_partition,
     "partition_dense.py": check_partition_dense,
     "threshold_hash.py": check_threshold_hash,
-    "coo_add.py": check_coo_add,
     "messages.py": check_messages,
     "some messages": lambda made: check_messages(made, names=SOME, bitmaps=SOME_BITMAPS),
     "most messages": lambda made: check_messages(made, names=MOST, bitmaps=MOST_BITMAPS),

@@ -32,10 +32,10 @@ def chosen(x, threshold=None):
         return np.abs(x.astype(np.float64)) >= float(threshold)
 
 
-def check_compact(compact, x, capacity, threshold=None):
+def check_compact(compact, x, capacity):
     """Ascending, filled with the size, and a count that the capacity does not bound."""
-    found, count = compact(x, capacity, threshold=threshold)
-    expected = np.flatnonzero(chosen(x, threshold))
+    found, count = compact(x, capacity)
+    expected = np.flatnonzero(chosen(x))
     assert found.shape == (capacity,)
     assert found.dtype == np.int32
     assert int(count) == len(expected)
@@ -98,14 +98,14 @@ def check_partition(partition, indices, count, seeds, *, parts, slots, serial, h
         assert (memory[own, wanted] != -1).all(), "an index waits beside a free slot"
 
 
-def check_partition_dense(partition, x, seeds, *, threshold=None, **sizes):
-    """Algorithm 1 for the elements that count; what is left is told by a bit each."""
-    flags = chosen(x, threshold)
+def check_partition_dense(partition, x, seeds, **sizes):
+    """Algorithm 1 for the non-zero elements; what is left is told by a bit each."""
+    flags = chosen(x)
     given = np.flatnonzero(flags).astype(np.int32)
 
     def as_listed(indices, count, seeds, **sizes):
         del indices, count
-        memory, counts, words = partition(x, seeds, threshold=threshold, **sizes)
+        memory, counts, words = partition(x, seeds, **sizes)
         assert words.shape == (max(1, -(-x.size // 32)),)
         left = np.unpackbits(np.asarray(words).view(np.uint8), bitorder="little")
         assert not left[x.size :].any(), "bits of elements that there are not"

@@ -290,7 +290,7 @@ MEMORY = kernels.HashMemory(parts=4, slots=32, serial=4)
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x: kernels.compact(x, 9, threshold=0.5),
+        lambda x: kernels.compact(x, 9),
         lambda x: kernels.bitmap_decode(kernels.bitmap_encode(x), 9),
         lambda x: kernels.partition(x.astype(jnp.int32), 64, SEEDS, MEMORY),
         lambda x: kernels.partition(

@@ -20,6 +20,7 @@ import pallas_kernels as kernels
 from benchmarks.kernels import lowered
 from pallas_kernels import backends
 from pallas_kernels.triton import launch
+from tests.kernels import contract
 
 
 HAS_TRITON = sys.platform == "linux" and importlib.util.find_spec("triton") is not None
@@ -242,7 +243,7 @@ def test_results_are_those_of_the_reference(thunky):
 
     words = bitmap.bitmap_encode(X)
     assert (words == kernels.bitmap_encode(X)).all()
-    found, count = bitmap.bitmap_decode(words, 700)
+    found, count = bitmap.bitmap_decode(words, 700, 2016)
     assert count == np.count_nonzero(X)
     assert (found == kernels.bitmap_decode(words, 700)[0]).all()
     assert thunky.names == ["encode_kernel", "decode_kernel"]
@@ -251,17 +252,18 @@ def test_results_are_those_of_the_reference(thunky):
 @pytest.mark.slow
 @needs_triton
 def test_what_is_worked_on_in_place_is_given_twice_and_returned(thunky):
-    from pallas_kernels.triton import coo_add, partition_dense
+    from pallas_kernels.triton import partition_dense, threshold_hash
 
-    indices, values = jnp.array([1, 4, 9, 4]), jnp.array([1.0, 2.0, 3.0, 0.5])
-    total = coo_add.coo_add(indices, values, jnp.array(0), size=8)
-    assert total.tolist() == [0, 1, 0, 0, 2.5, 0, 0, 0]
+    select = lambda x, level, seed, slots: threshold_hash.threshold_hash(
+        x, level, jnp.uint32(seed), slots
+    )
+    contract.check_threshold_hash(select, X, 1.0, 7, 512)
     memory = kernels.HashMemory(parts=2, hashes=2, slots=800, serial=600)
     # Three arrays in place, and a result beside.
     found = partition_dense.partition_dense(X, kernels.draw_seeds(3), memory=memory)
     placed = np.concatenate([row[row >= 0] for row in np.asarray(found.memory)])
     assert sorted(placed) == np.flatnonzero(X).tolist()
-    assert thunky.names == ["coo_add_kernel", "partition_dense_kernel"]
+    assert thunky.names == ["threshold_hash_kernel", "partition_dense_kernel"]
 
 
 @needs_triton
@@ -303,10 +305,10 @@ def test_a_launch_is_lowered_to_ptx_and_results_are_not_filled():
 
 @needs_thunky
 def test_what_is_in_place_is_aliased():
-    add = functools.partial(kernels.coo_add, size=8, backend="triton")
-    (line,) = modules(add, np.arange(4, dtype=np.int32), np.ones(4, np.float32))
+    select = lambda x: kernels.threshold_hash(x, 1.0, 7, slots=8, backend="triton")
+    (line,) = modules(select, X)
     (alias,) = re.findall(r"operand_index = (\d+)", line)
-    assert alias == "3"  # behind indices, values and the first index
+    assert alias == "3"  # behind the numbers, the level and the seed
 
 
 @needs_thunky
@@ -357,8 +359,10 @@ def test_a_launch_may_stand_where_axes_are_manual_and_where_they_are_not(
     ids=["vmap", "jvp", "grad"],
 )
 def test_kernels_are_neither_batched_nor_differentiated(of):
-    indices = np.arange(4, dtype=np.int32)
-    add = lambda x: kernels.coo_add(indices, x, 8, backend="triton")
+    spec = kernels.MessageSpec(room=4, words=6, longest=1)
+    numbers = np.array([0, 4, 1, 1, 2, 0, 1, 0, 6], np.int32)
+    received = kernels.Received(jnp.zeros((1, 6), jnp.uint32))
+    add = lambda x: kernels.unpack_message(x, received, numbers, spec, backend="triton")
     with (
         kernels.use_kernels("triton", compile_only=True),
         pytest.raises(NotImplementedError, match="rule for"),

@@ -57,8 +57,8 @@ MUTANTS = {
     ),
     "bits in the wrong order": (
         "pallas/bitmap.py",
-        "there & inside).astype(jnp.uint32) << bit.astype(jnp.uint32)",
-        "there & inside).astype(jnp.uint32) << (31 - bit).astype(jnp.uint32)",
+        "!= 0).astype(jnp.uint32) << bit.astype(jnp.uint32)",
+        "!= 0).astype(jnp.uint32) << (31 - bit).astype(jnp.uint32)",
     ),
     "a rank too high": (
         "pallas/bitmap.py",
@@ -82,8 +82,8 @@ MUTANTS = {
     ),
     "denormals are zero": (
         "pallas/bitmap.py",
-        "data = unsigned(x) if threshold is None else x",
-        "data = unsigned(jnp.where(jnp.abs(x) < 1e-30, 0, x)) if threshold is None else x",
+        "(unsigned(x),)",
+        "(unsigned(jnp.where(jnp.abs(x) < 1e-30, 0, x)),)",
     ),
     "the last elements are not read": (
         "pallas/threshold_hash.py",
@@ -141,7 +141,9 @@ def check_bitmap(made):
     for capacity in (16_000, 20):
         contract.check_bitmap(
             lambda x, _: made.bitmap_encode(x, interpret=True),
-            lambda words, capacity, _: made.bitmap_decode(words, capacity, interpret=True),
+            lambda words, capacity, _: made.bitmap_decode(
+                words, capacity, 32 * len(words), interpret=True
+            ),
             x,
             capacity,
         )

@@ -147,14 +147,6 @@ MUTANTS = {
         "tl.store(string + word, sums, mask=there & is_last)",
         interpreted=False,
     ),
-    "entries are added without atomics": Mutant(
-        ("triton", "coo_add.py"),
-        "tl.atomic_add(total_ptr + at * WIDTH + lane % WIDTH, value, mask=meant, "
-        'sem="relaxed")',
-        "to = total_ptr + at * WIDTH + lane % WIDTH\n"
-        "    tl.store(to, tl.load(to, mask=meant) + value, mask=meant)",
-        interpreted=False,
-    ),
     "the last word of a bitmap and those past it": Mutant(
         ("triton", "bitmap.py"),
         "tl.store(words_ptr + word, words, mask=word < (SIZE + 31) // 32)",
@@ -174,7 +166,7 @@ MUTANTS = {
         ("triton", "bitmap.py"), edit=_unmasked("st.global")
     ),
     "numbers past the end are loaded": Mutant(
-        ("triton", "coo_add.py"), edit=_unmasked("ld.global")
+        ("triton", "threshold_hash.py"), edit=_unmasked("ld.global")
     ),
     "entries past the end are swapped": Mutant(_PARTITION, edit=_unmasked("atom")),
 }

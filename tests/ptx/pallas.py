@@ -23,7 +23,6 @@ from tests.ptx.launches import Gpu
 _OPERATIONS = {
     "bitmap_encode": bitmap,
     "bitmap_decode": bitmap,
-    "compact": bitmap,
     "partition": partition,
     "threshold_hash": threshold_hash,
 }

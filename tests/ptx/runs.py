@@ -21,7 +21,6 @@ CASES = (
     *(("triton", name) for name in ("partition_dense.py", "messages.py", "bitmap.py")),
     *(("pallas", name) for name in pallas.CHECKS),
     *(("triton", name) for name in ("exchange", "partition.py", "threshold_hash.py")),
-    ("triton", "coo_add.py"),
 )
 
 
