@@ -1,4 +1,4 @@
-"""What messages are packed from and unpacked from, and what of it kernels are compiled for.
+"""What messages are packed from and unpacked from, and what of them is static.
 
 Arrays that belong together are a `NamedTuple`; what is static is a frozen dataclass, which
 JAX and Triton compare to find a program that they have compiled.

@@ -1,4 +1,7 @@
-"""What kernels of messages share: bits of some ranks, units of slots, parts of messages."""
+"""What kernels of messages share: bits of some ranks, units of slots, parts of messages.
+
+`EntryConfig` is what of a message they are compiled for.
+"""
 
 import dataclasses
 import math
