@@ -116,13 +116,12 @@ class Lists:
         room = slots.shape[1]
         sizes = self.sizes or message_sizes(room, self.row_bytes)
         number = sizes.number(need)
-        received, sent = [], np.zeros(len(sizes.rooms))
-        for message in self._to_words(slots, values):
-            each = message.shape[1] // room
+        message, received = self._to_words(slots, values), []
+        for part in message:
+            each = part.shape[1] // room
             lengths = [columns * each for columns in sizes.rooms]
-            received += [send_heads(channel, message, lengths, number, len(slots))]
-            words = message[0].size // room
-            sent += [channel.route.bytes(columns * words) for columns in sizes.rooms]
+            received += [send_heads(channel, part, lengths, number, len(slots))]
+        sent = _sent(channel, message, room, sizes)
         slots, values = self._from_words(received, room)
         inside = lax.iota(jnp.int32, room) < at_number(
             jnp.array(sizes.rooms, jnp.int32), number
@@ -197,11 +196,7 @@ class Lists:
         branches = [branch(number) for number in range(len(sizes.rooms))]
         slots, rows = lax.switch(number, branches, message)
         # One table: a look into each would be a kernel of its own.
-        words = [part[0].size // room for part in message]
-        sent = [
-            sum(channel.route.bytes(columns * each) for each in words)
-            for columns in sizes.rooms
-        ]
+        sent = _sent(channel, message, room, sizes)
         return slots, rows, *jnp.asarray(np.array([sent, messages], np.float32))[:, number]
 
     def add_up(self, of_row: jax.Array, rows: jax.Array, capacity: int) -> jax.Array:
@@ -249,6 +244,15 @@ class Lists:
         slots = lax.bitcast_convert_type(parts[0][..., 0], jnp.int32)
         words = parts[1] if len(parts) == 2 else parts[0][..., 1:]
         return slots, bits.rows_of(words, self.dtype, self.numbers)
+
+
+def _sent(channel, message, room, sizes):
+    """Bytes that one rank sends for the parts of a message, at each size."""
+    words = [part[0].size // room for part in message]
+    return [
+        sum(channel.route.bytes(columns * each) for each in words)
+        for columns in sizes.rooms
+    ]
 
 
 def gathered(

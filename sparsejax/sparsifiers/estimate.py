@@ -34,14 +34,17 @@ class ByEstimate(base.ByMagnitude):
         """How the threshold is corrected, and how often at most."""
 
     def settled(self, x, level, draw):
-        together, wanted = Arrays([x]), draw.wanted[None]
-        selected = together.at_least([level])
-        return self.correction(together, [level], selected, wanted, draw.over)[1][0]
+        return self._corrected(Arrays([x]), [level], [draw])[1][0]
 
     def _take_settled(self, arrays, levels, draws, capacities):
-        # Selecting counts, too, so most steps need no other read of the arrays.
-        together, wanted = Arrays(arrays), jnp.stack([draw.wanted for draw in draws])
-        selected, shards = together.at_least(levels), draws[0].over
-        selected, levels = self.correction(together, levels, selected, wanted, shards)
+        together = Arrays(arrays)
+        selected, levels = self._corrected(together, levels, draws)
         places = self._fit(together, list(levels), selected, draws, capacities)
         return places, selected.counts
+
+    def _corrected(self, together, levels, draws):
+        """What corrected thresholds select of several arrays, and these thresholds."""
+        wanted = jnp.stack([draw.wanted for draw in draws])
+        # Selecting counts, too, so most steps need no other read of the arrays.
+        selected = together.at_least(levels)
+        return self.correction(together, levels, selected, wanted, draws[0].over)

@@ -225,7 +225,8 @@ class _Transmission:
         groups = at_once.groups(self.form, self.fold)
         ways = [functools.partial(self.of_group, lengths, group) for group in groups]
         of_sides = np.repeat(np.arange(len(groups)), [len(g.sides) for g in groups])
-        number = jnp.asarray(of_sides, jnp.int32)[lengths.side(len(self.senders))]
+        side = lengths.side(len(self.ladder.rungs))
+        number = jnp.asarray(of_sides, jnp.int32)[side]
         result, counts = switch(number, ways, message) if ways[1:] else ways[0](message)
         return result, self._sent_at_once(lengths, counts, typical)
 
@@ -241,7 +242,7 @@ class _Transmission:
             group: Of `at_once.groups`.
             message: This rank's.
         """
-        top, room = self.ladder.top, group.form.room
+        top, room, senders = self.ladder.top, group.form.room, self.senders
         # XLA would make zeros, of which it knows, once more on every side.
         start = lax.optimization_barrier(self.start)
         cut = lambda send: lambda message, start: (send(message)[:, :room], start)
@@ -253,11 +254,11 @@ class _Transmission:
             return as_varying(empty, self.axes), start
 
         def several(message, start):
-            longest = self.form.places(np.int32(len(self.senders) - 1))
+            longest = self.form.places(np.int32(len(senders) - 1))
 
             def turn(state):
                 first, carry, message = state
-                arrived, _ = self.received(self.senders[-1](message))
+                arrived, _ = self.received(senders[-1](message))
                 run = at_once.run_of(first, np.int32(top), longest)
                 carry = unpack(arrived, run, self.fold, carry, 0)
                 first, left = first + top, lengths.need - first - top
@@ -269,12 +270,12 @@ class _Transmission:
             state = jnp.int32(0), start, message
             more = lambda state: lengths.need - state[0] > top
             _, carry, message = lax.while_loop(more, turn, state)
-            finals = [self.senders[number] for number in self.ladder.finals]
+            finals = [senders[number] for number in self.ladder.finals]
             return lax.switch(lengths.final, finals, message), carry
 
-        sides = [nothing, *map(cut, self.senders), several]
+        sides = [nothing, *map(cut, senders), several]
         sides = [sides[number] for number in group.sides]
-        side = lengths.side(len(self.senders)) - np.int32(group.sides.start)
+        side = lengths.side(len(senders)) - np.int32(group.sides.start)
         arrived, carry = lax.switch(side, sides, message, start)
         arrived, counts = self.received(arrived)
         at = lengths.at_last
