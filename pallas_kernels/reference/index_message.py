@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import rank_select
-from pallas_kernels.rank_select import WORD
 from pallas_kernels.reference.messages import Run, cut_strings, padded, row_ends
 
 
@@ -17,23 +16,6 @@ def index_message(message, numbers, *, spec):
     if not spec.bitmaps:
         return heads, row_ends(words)
     return heads, word_ranks(words)
-
-
-def bitmaps_of(slots: jax.Array, is_there: jax.Array, words: int) -> jax.Array:
-    """The bitmaps of lists of slots [senders, k], uint32 [senders, words].
-
-    Args:
-        slots: int32, of a sender different ones.
-        is_there: Booleans, which of them count.
-        words: How many words a bitmap has.
-    """
-    senders = len(slots)
-    sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0)
-    word = jnp.where(is_there, sender * words + (slots >> 5), senders * words)
-    one = jnp.uint32(1) << (slots & (WORD - 1)).astype(jnp.uint32)
-    found = jnp.zeros(senders * words, jnp.uint32).at[word.reshape(-1)]
-    found = found.add(one.reshape(-1), mode="drop", wrap_negative_indices=False)
-    return found.reshape(senders, words)
 
 
 def word_ranks(words: jax.Array) -> jax.Array:

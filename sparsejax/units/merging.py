@@ -11,6 +11,7 @@ from jax import lax
 from pallas_kernels import rank_select
 from pallas_kernels.operations.merge_rows import merge_rows
 from pallas_kernels.platforms import policy
+from pallas_kernels.reference.bitmap import bitmaps_of
 from pallas_kernels.reference.indices import MergedRows, distinct as distinct
 from pallas_kernels.reference.ordered import add_repeated
 from sparsejax import branches
@@ -166,14 +167,5 @@ def _has_each_once(ids, nowhere):
 
 
 def _bits_of(lists, nowhere):
-    """uint32 [lists, words], the sum of the bits of the keys of each list.
-
-    The bits are those of the set where no key occurs twice. A key that does carries, and
-    then fewer bits are set than there are keys.
-    """
-    count, words = lists.shape[0], nowhere // bits.WORD + 1
-    start = words * lax.broadcasted_iota(jnp.int32, (count, 1), 0)
-    at = jnp.where(lists < nowhere, start + (lists >> 5), count * words)
-    bit = jnp.uint32(1) << (lists & (bits.WORD - 1)).astype(jnp.uint32)
-    zeros = jnp.zeros(count * words, jnp.uint32)
-    return zeros.at[at].add(bit, mode="drop").reshape(count, words)
+    """The bits of the keys of each list, which carry where a key occurs twice."""
+    return bitmaps_of(lists, lists < nowhere, nowhere // bits.WORD + 1)

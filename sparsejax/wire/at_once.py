@@ -28,7 +28,8 @@ from pallas_kernels.operations.messages import (
     unpacks_in_kernels,
 )
 from pallas_kernels.platforms import policy
-from pallas_kernels.reference.index_message import bitmaps_of, word_ranks
+from pallas_kernels.reference.bitmap import bitmaps_of
+from pallas_kernels.reference.index_message import word_ranks
 from pallas_kernels.reference.messages import Run, read_message, row_ends
 from pallas_kernels.reference.slots import slots_of
 from pallas_kernels.reference.specs import MessageSpec, Received, SlotSets, Unpacking
