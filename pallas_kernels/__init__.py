@@ -15,8 +15,6 @@ from pallas_kernels.operations.bitmap import (
     bitmap_encode as bitmap_encode,
     compact as compact,
 )
-from pallas_kernels.operations.coo_add import coo_add as coo_add
-from pallas_kernels.operations.merge_rows import merge_rows as merge_rows
 from pallas_kernels.operations.messages import (
     index_message as index_message,
     pack_message as pack_message,
@@ -26,7 +24,6 @@ from pallas_kernels.operations.messages import (
 from pallas_kernels.operations.partition import partition as partition
 from pallas_kernels.operations.partition_dense import partition_dense as partition_dense
 from pallas_kernels.operations.threshold_hash import threshold_hash as threshold_hash
-from pallas_kernels.reference.indices import MergedRows as MergedRows
 from pallas_kernels.reference.partitions import (
     HashMemory as HashMemory,
     Partitioned as Partitioned,

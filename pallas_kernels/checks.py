@@ -65,17 +65,6 @@ def positive(name: str, value: Any, why: str = "") -> None:
         raise KernelArgumentError(f"{name} must be a positive int, got {value!r}.{why}")
 
 
-def room_for(name: str, room: Any, count: int) -> None:
-    """A Python int that is enough for `count`."""
-    if count or room != 0:
-        positive(name, room)
-    if room < count:
-        raise KernelArgumentError(
-            f"{name}={room} is too little for {count} ids, which may all be distinct; "
-            f"leave it out, or pass at least {count}."
-        )
-
-
 def entries(values: Any, keys: Any, name: str) -> None:
     """A value, or a row of values, for each key."""
     if values.shape[:1] != keys.shape:

@@ -18,7 +18,6 @@ EXAMPLES = {name: inspect.getdoc(value) or "" for name, value in public.listed()
 # They compile much. What they show is tested by default elsewhere.
 LONG = {
     "pallas_kernels.bitmap_decode",
-    "pallas_kernels.coo_add",
     "pallas_kernels.threshold_hash",
     "sparsejax.SparseTensor",
     "sparsejax.bind",
@@ -26,9 +25,7 @@ LONG = {
     "sparsejax.make_plan",
     "sparsejax.rounds.Overlap",
     "sparsejax.summary",
-    "pallas_kernels.MergedRows",
     "pallas_kernels.index_message",
-    "pallas_kernels.merge_rows",
     "sparsejax.all_reduce",
     "sparsejax.rows.StripedRows",
     "sparsejax.rows.within_capacity",

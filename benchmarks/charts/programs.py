@@ -12,6 +12,7 @@ GONE = {
     ("partition", "partition_by_bits"),
     ("pack_message", "pallas"),
     ("unpack_message", "pallas"),
+    ("coo_add", "reference"),
     ("coo_add", "triton"),
 }
 

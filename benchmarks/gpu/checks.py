@@ -155,12 +155,8 @@ def sums(context) -> bool:
     rng = np.random.default_rng(0)
     indices = jnp.asarray(rng.integers(0, 1000, 1 << 20), jnp.int32)
     values = jnp.asarray(rng.standard_normal(1 << 20), jnp.float32)
-    for name in context.backends:
-        try:
-            run = jax.jit(functools.partial(kernels.coo_add, size=1000, backend=name))
-            seen = {np.asarray(run(indices, values)).tobytes() for _ in range(20)}
-        except kernels.BackendError:
-            continue
-        say(f"{name}: {len(seen)} different results in 20 runs")
-        context.record.add(part="sums", backend=name, results=len(seen))
+    run = jax.jit(lambda indices, values: jnp.zeros(1000).at[indices].add(values))
+    seen = {np.asarray(run(indices, values)).tobytes() for _ in range(20)}
+    say(f"{len(seen)} different results in 20 runs")
+    context.record.add(part="sums", backend="reference", results=len(seen))
     return True

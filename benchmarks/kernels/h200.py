@@ -106,18 +106,8 @@ def operations() -> dict:
             [floats],
             SIZE,
         ),
-        "coo_add": (
-            of(kernels.coo_add, size=SIZE),
-            [indices, ((CAPACITY,), jnp.float32)],
-            SIZE,
-        ),
         **messages(),
         **bitmap_messages(),
-        "merge_rows": (
-            of(kernels.merge_rows, rows=1 << 20),
-            [((1 << 16,), jnp.int32)],
-            SIZE,
-        ),
     }
 
 

@@ -1,19 +1,22 @@
 """Lists of rows merged: rows of equal ids added up, and lists united.
 
-What is merged stays a list: nothing here costs what the table does.
+What is merged stays a list, and beyond a flag for each row of a table that is small for
+the list nothing here costs what the table does. Equal ids are found by such flags, or by a
+sort.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels import rank_select
-from pallas_kernels.operations.merge_rows import merge_rows
+from pallas_kernels import platforms, rank_select
 from pallas_kernels.platforms import policy
 from pallas_kernels.reference.bitmap import bitmaps_of
-from pallas_kernels.reference.indices import MergedRows, distinct as distinct
 from pallas_kernels.reference.ordered import add_repeated
+from pallas_kernels.types import untyped
 from sparsejax import branches
 from sparsejax.units import bits
 from sparsejax.units.indices import in_range
@@ -33,7 +36,7 @@ def merge(grads: RowGrads) -> RowGrads:
         return _without_rows(grads)
     if not grads.capacity:
         return grads
-    found = Merge(*merge_rows(ids, grads.shape[0]))
+    found = _merged(ids, height=grads.shape[0], room=ids.size)
     return RowGrads.marked(found.ids, found.sums(grads.rows), grads.shape)
 
 
@@ -51,7 +54,7 @@ def distinct_rows(grads: RowGrads) -> RowGrads:
     as_is = lambda ids, rows: (ids, rows)
 
     def merge(ids, rows):
-        found = Merge(*merge_rows(ids, height))
+        found = _merged(ids, height=height, room=ids.size)
         return found.ids, found.sums(rows)
 
     is_merged = _has_each_once(ids, height)
@@ -93,8 +96,19 @@ def _without_rows(grads):
     return RowGrads.marked(ids, jnp.zeros(grads.rows.shape, grads.dtype), grads.shape)
 
 
-class Merge(MergedRows):
-    """Where rows of equal ids go, to be one."""
+class Merge(NamedTuple):
+    """The distinct ids of a list, and where each of the list is among them.
+
+    Attributes:
+        ids: int32 [room], the distinct ids, ascending; after the last, the number of rows
+            of the table.
+        places: int32 [k], the position of each id in `ids`; `room` if it is out of range.
+        found: int32, the number of distinct ids.
+    """
+
+    ids: jax.Array
+    places: jax.Array
+    found: jax.Array
 
     def sums(self, rows: jax.Array) -> jax.Array:
         """Rows [k, ...] of equal ids added up in float32, or wider where they are wider."""
@@ -118,7 +132,69 @@ def merged(ids: jax.Array, height: int, room: int | None = None) -> Merge:
         room: How many distinct ids there is room for, at least k; k if None.
     """
     ids = in_range(ids, height)
-    return Merge(*merge_rows(ids, height, room=room))
+    return _merged(ids, height=height, room=ids.size if room is None else room)
+
+
+@untyped
+def _merged(ids, *, height, room):
+    """`merged` for int32, `height` for each that is of no row."""
+    if not ids.size:
+        return Merge(jnp.full(room, height, jnp.int32), ids, jnp.int32(0))
+    inside = ids < height
+    if height > policy().flags * ids.size:
+        found, places = distinct(ids, room, height)
+        return Merge(found, places, jnp.sum(found < height, dtype=jnp.int32))
+    flags = jnp.zeros(height, bool).at[ids].set(True, mode="drop")
+    index = bits.rank_index(bits.pack_all(flags))
+    count = index.row_end[-1]
+
+    def find():
+        place = rank_select.rank_of(index, jnp.where(inside, ids, 0))
+        return jnp.where(inside, place, room)
+
+    places = platforms.alone_on_cpus(count, find)
+    # Written where they belong: to search for the flags takes three times as long.
+    found = jnp.full(room, height, jnp.int32).at[places].set(ids, mode="drop")
+    return Merge(found, places, count)
+
+
+def distinct(keys, capacity, nowhere):
+    """The distinct keys, by a sort, and where each key is among them.
+
+    On CPUs keys are sorted by themselves, since XLA sorts pairs of keys and places six
+    times slower there, and each is searched for. On GPUs the search would be a loop of
+    launches, one turn for each bit of a place; pairs are sorted in the time of keys.
+
+    Args:
+        keys: int32 [k], none above `nowhere`.
+        capacity: How many distinct keys there is room for; there must not be more.
+        nowhere: The key of no entry.
+
+    Returns:
+        int32 [capacity], the distinct keys ascending, `nowhere` after the last; and int32
+        [k], the place of each key, `capacity` where it is `nowhere`.
+    """
+
+    def listed(ordered):
+        first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
+        place = jnp.cumsum(first, dtype=jnp.int32) - 1
+        found = jnp.full(capacity, nowhere, jnp.int32)
+        found = found.at[place].set(ordered, mode="drop", indices_are_sorted=True)
+        return found, place
+
+    def by_keys():
+        found, _ = listed(lax.sort(keys))
+        where = jnp.searchsorted(found, keys, method="scan").astype(jnp.int32)
+        return found, jnp.where(keys < nowhere, where, capacity)
+
+    def by_pairs():
+        ordered, order = lax.sort((keys, lax.iota(jnp.int32, keys.size)), num_keys=1)
+        found, place = listed(ordered)
+        place = jnp.where(ordered < nowhere, place, capacity)
+        where = jnp.zeros(keys.size, jnp.int32)
+        return found, where.at[order].set(place, unique_indices=True)
+
+    return platforms.by_platform(cpu=by_keys, default=by_pairs)
 
 
 def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax.Array]:

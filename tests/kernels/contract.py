@@ -131,27 +131,3 @@ def check_threshold_hash(threshold_hash, x, threshold, seed, slots):
     np.testing.assert_array_equal(
         murmur3(taken, seed) % slots, np.flatnonzero(memory != -1)
     )
-
-
-def check_coo_add(coo_add, indices, values, size, first):
-    """The float64 sum, of what lies in the range."""
-    total = np.asarray(coo_add(indices, values, size, first=first))
-    exact = np.zeros((size, *values.shape[1:]))
-    inside = (indices >= first) & (indices.astype(np.int64) < first + size)
-    np.add.at(exact, indices[inside] - first, values[inside].astype(np.float64))
-    assert total.dtype == values.dtype
-    np.testing.assert_allclose(total, exact, rtol=1e-5, atol=1e-5)
-
-
-def check_merge_rows(merge_rows, ids, rows, room):
-    """Unique ids, ascending, and where each is among them."""
-    merged, places, count = merge_rows(ids, rows, room=room)
-    inside = (ids >= 0) & (ids < rows)
-    expected, at = np.unique(ids[inside], return_inverse=True)
-    room = len(ids) if room is None else room
-    assert int(count) == len(expected)
-    fill = np.full(room - len(expected), rows)
-    np.testing.assert_array_equal(merged, np.concatenate([expected, fill]))
-    np.testing.assert_array_equal(np.asarray(places)[inside], at)
-    assert (np.asarray(places)[~inside] == room).all()
-    assert {x.dtype for x in (merged, places, count)} == {np.dtype(np.int32)}

@@ -61,8 +61,8 @@ def test_an_operation_without_such_a_kernel_takes_reference_unless_it_is_named()
     only = {"reference": KERNELS["reference"]}
     with kernels.use_kernels("pallas", interpret=True):
         assert taken(of=only) == "reference"
-        with pytest.raises(kernels.BackendError, match="coo_add has no kernel"):
-            taken("coo_add", "pallas", of=only)
+        with pytest.raises(kernels.BackendError, match="compact has no kernel"):
+            taken("compact", "pallas", of=only)
 
 
 def test_a_backend_that_cannot_run_here_says_why(monkeypatch):
@@ -271,10 +271,6 @@ def partition(**changed):
         (lambda: partition(seeds=INDICES), "seeds must be uint32"),
         (lambda: partition(slots=2**29), "more than int32 can number"),
         (lambda: kernels.threshold_hash(ONES, 0.5, 1, slots=0), "slots must be"),
-        (lambda: kernels.coo_add(INDICES, ONES[:3], 9), "do not fit 64 indices"),
-        (lambda: kernels.coo_add(ONES, ONES, 9), "indices must be int32"),
-        (lambda: kernels.merge_rows(INDICES, 9, room=3), "room=3 is too little for 64 ids"),
-        (lambda: kernels.merge_rows(INDICES, 0), "rows must be a positive int"),
         (lambda: kernels.draw_seeds(0), "count must be a positive int"),
         (lambda: kernels.draw_seeds(3, -1), "seed must be an int of at least 0"),
     ],
@@ -298,8 +294,6 @@ MEMORY = kernels.HashMemory(parts=4, slots=32, serial=4)
         ),
         lambda x: kernels.partition_dense(x, SEEDS, MEMORY),
         lambda x: kernels.threshold_hash(x, 0.5, 7, slots=9),
-        lambda x: kernels.coo_add(x.astype(jnp.int32), x, 9),
-        lambda x: kernels.merge_rows(x.astype(jnp.int32), 9),
     ],
 )
 @pytest.mark.parametrize("backend", ["reference", "pallas"])

@@ -4,7 +4,6 @@ Without a GPU kernels are interpreted. What compiles is decided by a few shapes;
 them is many.
 """
 
-import contextlib
 import functools
 
 import jax
@@ -308,65 +307,6 @@ def test_threshold_hash(backend, size):
             )
 
 
-@pytest.mark.parametrize("shape", [(), (3,)])
-def test_coo_add(shape):
-    rng = np.random.default_rng(6)
-    indices = rng.integers(-1, 3000, 2000).astype(np.int32)
-    indices[:200] = 1000  # the same, many times
-    values = rng.standard_normal((2000, *shape)).astype(np.float32)
-    add = jax.jit(kernels.coo_add, static_argnums=2)
-    for first in (0, 990, 2999):
-        contract.check_coo_add(add, indices, values, 500, np.int32(first))
-
-
-@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.int32])
-def test_coo_add_of_whole_numbers_is_exact_in_any_dtype(dtype):
-    rng = np.random.default_rng(6)
-    indices = rng.integers(0, 500, 2000).astype(np.int32)
-    indices[:200] = 100  # the same, many times
-    values = rng.integers(-2, 3, 2000).astype(dtype)
-    add = jax.jit(kernels.coo_add, static_argnums=2)
-    contract.check_coo_add(add, indices, values, 500, np.int32(0))
-
-
-def test_coo_add_is_by_reference_alone():
-    ones = np.ones(5, np.int8)
-    assert kernels.coo_add(np.zeros(5, np.int32), ones, 2).tolist() == [5, 0]
-    with pytest.raises(kernels.BackendError, match="coo_add has no kernel"):
-        kernels.coo_add(np.zeros(5, np.int32), ones, 2, backend="triton")
-
-
-# By flags of all rows, and of the last by a sort.
-@pytest.mark.parametrize(
-    ("platform", "rows", "room"),
-    [
-        ("cpu", 33, None),
-        *slow(
-            ("cpu", 5000, 1100),
-            ("cuda", 1025 * 256 + 1, None),
-            *(("cpu", rows, None) for rows in (1, 5000, 1025 * 256 + 1)),
-            ("cuda", 5000, 1100),
-        ),
-    ],
-)
-def test_merge_rows(platform, rows, room):
-    rng = np.random.default_rng(7)
-    merge = jax.jit(kernels.merge_rows, static_argnums=1, static_argnames="room")
-    traced = helpers.for_gpus if platform == "cuda" else contextlib.nullcontext
-    with traced():
-        for high in (1, rows, rows + 40):
-            ids = rng.integers(-2, high + 1, 1025).astype(np.int32)
-            contract.check_merge_rows(merge, ids, rows, room)
-
-
-@pytest.mark.slow
-def test_merged_rows_are_added_up_where_they_go():
-    merged = kernels.merge_rows(jnp.array([7, 2, 9, 7], jnp.int32), 9)
-    sums = kernels.coo_add(merged.places, jnp.array([1.0, 2.0, 4.0, 8.0]), 4)
-    np.testing.assert_array_equal(merged.ids, [2, 7, 9, 9])
-    np.testing.assert_array_equal(sums, [2, 9, 0, 0])
-
-
 CANARY, GUARD = 0x7B7B7B7B, 1024  # a word, and how many behind the end of each array
 
 
@@ -531,7 +471,3 @@ def test_nothing_in_nothing_out():
         assert np.asarray(run["encode"](np.asarray(nothing))).tolist() == [0]
         memory = run["threshold_hash"](np.asarray(nothing), 1.0, 3, 5)
         np.testing.assert_array_equal(memory, [-1] * 5)
-    none = jnp.zeros(0, jnp.int32)
-    np.testing.assert_array_equal(kernels.coo_add(none, nothing, 2), [0, 0])
-    ids, _, count = kernels.merge_rows(none, 4)
-    assert (ids.size, int(count)) == (0, 0)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
-import pallas_kernels
 from pallas_kernels import platforms
 from pallas_kernels.platforms import by_platform
 from pallas_kernels.reference import ordered, slots
+from sparsejax.units import merging
 from tests import helpers
 
 
@@ -83,7 +83,7 @@ def test_of_tpus_alone_the_policy_differs():
 def merges_by_sorting(platform):
     """Whether equal ids of a table of few rows are found by a sort."""
     over = helpers.described(platform, data=1)
-    run = lambda ids: pallas_kernels.merge_rows(ids, rows=1000).ids
+    run = lambda ids: merging.merged(ids, 1000).ids
     mapped = jax.shard_map(run, mesh=over, in_specs=P(), out_specs=P())
     with jax.sharding.use_abstract_mesh(over):
         program = jax.make_jaxpr(mapped)(jnp.zeros(64, jnp.int32))

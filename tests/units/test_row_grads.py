@@ -1,5 +1,7 @@
 """Rows of a gradient: dense, merged, and refused where they do not fit."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -178,3 +180,37 @@ def test_rows_are_merged_where_some_are_there_twice_or_not_in_front(ids, kept, h
     # Lists in disorder are found to be distinct by bits, and else merged.
     kept = height == 100 if kept is None else kept
     assert np.array_equal(once.ids, short) == kept
+
+
+# By flags of all rows, and of the last by a sort.
+@pytest.mark.parametrize(
+    ("platform", "height", "room"),
+    [
+        ("cpu", 33, None),
+        *helpers.slow(
+            ("cpu", 5000, 1100),
+            ("cuda", 1025 * 256 + 1, None),
+            *(("cpu", height, None) for height in (1, 5000, 1025 * 256 + 1)),
+            ("cuda", 5000, 1100),
+        ),
+    ],
+)
+def test_the_distinct_ids_of_a_list_are_found(platform, height, room):
+    rng = np.random.default_rng(7)
+    traced = helpers.for_gpus if platform == "cuda" else contextlib.nullcontext
+    with traced():
+        find = jax.jit(lambda ids: merging.merged(ids, height, room))
+        for high in (1, height, height + 40):
+            ids = rng.integers(-2, high + 1, 1025).astype(np.int32)
+            found = find(ids)
+            inside = (ids >= 0) & (ids < height)
+            distinct, places = np.unique(ids[inside], return_inverse=True)
+            assert int(found.found) == len(distinct)
+            np.testing.assert_array_equal(found.ids[: len(distinct)], distinct)
+            np.testing.assert_array_equal(found.ids[len(distinct) :], height)
+            assert found.ids.size == (room or ids.size)
+            np.testing.assert_array_equal(np.asarray(found.places)[inside], places)
+            np.testing.assert_array_equal(
+                np.asarray(found.places)[~inside], room or ids.size
+            )
+            assert {x.dtype for x in found} == {np.dtype(np.int32)}
