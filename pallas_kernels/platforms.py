@@ -7,17 +7,30 @@ A program that is traced over the devices of one platform is not for another.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AbstractDevice, AbstractMesh
 
 
 def traced_for() -> str | None:
     """Returns the platform of the mesh that is being traced for; None if none says."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return getattr(device, "platform", None)
+
+
+def described(platform: str) -> AbstractContextManager[Any]:
+    """Returns a context in which a platform is traced for, and forecasts are made for it.
+
+    Args:
+        platform: "cpu", "gpu", "tpu", or another that JAX names.
+    """
+    device = AbstractDevice(device_kind=platform, num_cores=None, platform=platform)
+    mesh = AbstractMesh((1,), ("device",), abstract_device=device)
+    return jax.sharding.use_abstract_mesh(mesh)
 
 
 class Policy(NamedTuple):

@@ -4,9 +4,9 @@
     network = sparsejax.Network(gbit_per_s=25, latency_us=20)
     plan = sparsejax.make_plan(profiles, params, ranks=8, network=network)
 
-`make_plan` forecasts what each candidate would send, and takes for each leaf the
-fastest scheme. It names the index codes that are cheapest there, so that only
-those are compiled, and capacities with head-room, so that messages are as long as the
+`make_plan` forecasts what each candidate would send on JAX's default platform, and takes
+for each leaf the fastest scheme. It names the index codes that are cheapest there, so that
+only those are compiled, and capacities with head-room, so that messages are as long as the
 profiled steps needed. Leaves that are exchanged together get one scheme, with room for all.
 """
 
@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels import platforms
 from sparsejax import arguments, schemes
 from sparsejax.advise.network import check_network
 from sparsejax.advise.plan import LeafPlan, Plan
@@ -105,7 +106,8 @@ def make_plan(
                 profiles, path, units, bucket.shape, leaves[i].dtype, ranks * inner
             )
             loads[i] = load.part(inner) if inner > 1 else load
-            scheme, note = _fastest(loads[i], options, network)
+            with platforms.described(jax.default_backend()):
+                scheme, note = _fastest(loads[i], options, network)
             choices[i] = (scheme, unit, note)
             by_scheme.setdefault(scheme, []).append(i)
         # Leaves of one scheme go as one array, with room for all of them.

@@ -491,7 +491,7 @@ def test_a_bound_transformation_is_seen_through():
 def test_the_table_and_json_say_the_same():
     found, rows = explained(density={"embedding": 0.02})
     text = str(found)
-    assert "16 ranks, 25 Gbit/s, 20 us" in text
+    assert "16 ranks, 25 Gbit/s, 20 us, on CPUs" in text
     assert "dense is better here" in text
     read = json.loads(found.to_json())
     assert read["rows"][1]["sent_bytes"] == rows["embedding"].sent_bytes
@@ -668,3 +668,41 @@ def test_the_command_says_what_is_wrong(arguments, match, capsys):
     told = capsys.readouterr().err
     assert told.startswith("error: ")
     assert match in told
+
+
+def test_a_forecast_is_for_the_platform_that_is_named():
+    """GPUs send entries where they save 0.72 MB, and TPUs list no single numbers."""
+    params = {
+        "embedding": jax.ShapeDtypeStruct((50_000, 64), jnp.float32),
+        "small": jax.ShapeDtypeStruct((90_000,), jnp.bfloat16),
+        "kernel": jax.ShapeDtypeStruct((2000, 2000), jnp.float32),
+    }
+    by_platform = {
+        name: explained(params=params, density=0.01, platform=name)[1]
+        for name in (None, "cpu", "gpu", "tpu")
+    }
+    saved = {
+        platform: {name: row.sent_bytes < row.dense_bytes for name, row in rows.items()}
+        for platform, rows in by_platform.items()
+    }
+    everything = {"embedding": True, "small": True, "kernel": True}
+    assert saved[None] == saved["cpu"] == everything
+    assert saved["gpu"] == everything | {"small": False}
+    assert saved["tpu"] == everything | {"small": False, "kernel": False}
+    assert by_platform["tpu"]["kernel"].scheme == "AllReduce"
+    # Messages of GPUs have other sizes.
+    sent = {name: rows["kernel"].sent_bytes for name, rows in by_platform.items()}
+    assert sent["gpu"] != sent["cpu"]
+    with pytest.raises(errors.ArgumentError, match="platform must be one of 'cpu', 'gpu'"):
+        explained(platform="cuda")
+
+
+def test_a_platform_may_be_named_on_the_command_line(capsys):
+    leaf, network = "v=90000:bfloat16", ["--gbit-per-s", "25", "--latency-us", "20"]
+    sent = []
+    for platform in ("cpu", "gpu"):
+        options = ["--leaf", leaf, "--ranks", "16", "--density", "0.01", "--json"]
+        assert command.main(["explain", *options, *network, "--platform", platform]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["rows"]
+        sent.append(row["sent_bytes"] / row["dense_bytes"])
+    assert sent[0] < 1 == sent[1]

@@ -42,6 +42,11 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
         default=0.0,
         help="what a sparse exchange takes whatever its size: about 300 on a GPU (0)",
     )
+    parser.add_argument(
+        "--platform",
+        choices=("cpu", "gpu", "tpu"),
+        help="of the devices on which steps will run (JAX's default here)",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     return parser
 
@@ -90,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
         network=Network(options.gbit_per_s, options.latency_us, options.exchange_us),
         density=density(options),
         ids=ids(options),
+        platform=options.platform,
     )
     print(explanation.to_json() if options.json else explanation)
     return 0

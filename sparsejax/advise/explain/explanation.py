@@ -14,15 +14,19 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import optax
 
+from pallas_kernels import platforms
 from sparsejax import schemes
 from sparsejax.advise import codec
 from sparsejax.advise.explain import advice, printed, reading
 from sparsejax.advise.explain.densities import Density, densities, listed
 from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, row_of
 from sparsejax.advise.network import check_network
+from sparsejax.arguments import check_one_of
 from sparsejax.errors import ArgumentError
+from sparsejax.schemes.base import LossyScheme
 from sparsejax.schemes.forecast import Network
 
 
@@ -34,6 +38,7 @@ class Explanation:
         ranks: The number of ranks; of hosts, where there are two levels.
         inner: The ranks of a host; 1 where there is one level.
         network: The network between the ranks.
+        platform: That of the devices on which steps will run.
         rows: One entry for each group of leaves that are exchanged together, in the order
             of the tree.
         assumed: The assumptions, a sentence each.
@@ -50,6 +55,7 @@ class Explanation:
     ranks: int
     inner: int
     network: Network
+    platform: str
     rows: tuple[Row, ...]
     assumed: tuple[str, ...]
     compiling: str
@@ -82,7 +88,7 @@ class Explanation:
         if self.inner > 1:
             ranks = f"{self.ranks} hosts of {self.inner} ranks"
         network = f"{self.network.gbit_per_s:g} Gbit/s, {self.network.latency_us:g} us"
-        head = f"{ranks}, {network}"
+        head = f"{ranks}, {network}, on {self.platform.upper()}s"
         parts = [*printed.tables(self.rows, self.network)]
         parts.append([*self.assumed, self.compiling])
         parts.append([self.advice])
@@ -97,6 +103,7 @@ def explain(
     network: Network,
     density: Density | None = None,
     ids: Mapping[str, int] | None = None,
+    platform: str | None = None,
 ) -> Explanation:
     """Forecasts bytes and times of the synchronizations in an optimizer, without devices.
 
@@ -122,6 +129,9 @@ def explain(
             number}, for tables whose gradients are `RowGrads`: an example with 26 features
             has 26. Their density is then that of distinct rows. Where none is given, ids
             are taken to be drawn uniformly from all rows, which repeats least.
+        platform: "cpu", "gpu" or "tpu": that of the devices on which steps will run, for
+            message sizes and the choice of a dense sum depend on it. If None, the default
+            platform of JAX here.
 
     Returns:
         An `Explanation`, to be printed or read.
@@ -138,21 +148,37 @@ def explain(
         `sparsejax.residuals`: what a run has not sent yet.
     """
     check_network(network)
+    if platform is not None:
+        check_one_of("platform", platform, ("cpu", "gpu", "tpu"))
     hosts, inner = _hosts_and_inner(ranks)
     known = densities(density, hosts * inner)
     groups = reading.groups_of(tx, params, hosts, known, listed(ids))
     _check_levels(groups, isinstance(ranks, tuple))
     times = SchemeTimes(network, inner)
-    rows = tuple(row_of(group, times) for group in groups)
-    return Explanation(
-        hosts,
-        inner,
-        network,
-        rows,
-        tuple(advice.assumed(groups, rows)),
-        advice.compiling(rows),
-        advice.advise(groups, rows, times),
-    )
+    platform = platform or jax.default_backend()
+    with platforms.described(platform):
+        groups = list(map(_suited, groups))
+        rows = tuple(row_of(group, times) for group in groups)
+        return Explanation(
+            hosts,
+            inner,
+            network,
+            platform,
+            rows,
+            tuple(advice.assumed(groups, rows)),
+            advice.compiling(rows),
+            advice.advise(groups, rows, times),
+        )
+
+
+def _suited(group: reading.Group) -> reading.Group:
+    """The group with the dense sum that `schemes.or_dense.suited` gives it."""
+    is_listed = group.unit == "element" and not group.shared and group.load.ranks > 1
+    if platforms.policy().numbers or not is_listed:
+        return group
+    if isinstance(group.scheme, schemes.AllReduce | LossyScheme):
+        return group
+    return dataclasses.replace(group, scheme=schemes.AllReduce(group.scheme.wire_dtype))
 
 
 def _hosts_and_inner(ranks) -> tuple[int, int]:
