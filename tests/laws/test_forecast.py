@@ -134,6 +134,20 @@ def blocks_of(scheme, x):
     return (x != 0).reshape(len(x), -1, scheme.block).any(2)
 
 
+def ways_of(scheme, n, loads):
+    """Whether random loads were sent densely: each as was forecast, to the byte."""
+    step, rng, ways = traffic_of(scheme, n), np.random.default_rng(0), set()
+    for _ in range(loads):
+        x = drawn(rng, n)
+        mask = blocks_of(scheme, x) if isinstance(scheme, schemes.OmniReduce) else x != 0
+        fullest = helpers.fullest_of(scheme, mask)
+        load = dataclasses.replace(load_of(x, n, SIZE), fullest=fullest)
+        told = scheme.forecast(load)
+        assert_sent(told, step(x))
+        ways.add(told.dense)
+    return ways
+
+
 def assert_sent(told, traffic):
     sent = float(traffic.wire - traffic.scalars)
     assert told.bytes == pytest.approx(sent, rel=1e-6), f"{told}, but {sent:,.0f} were sent"
@@ -164,19 +178,21 @@ def test_a_forecast_of_a_random_load_is_what_a_run_sends(name, n):
     """To the byte where the counts of the fullest parts are known: there is one plan."""
     more = {"hierarchical_coo32": schemes.HierarchicalCentralization(code="coo32")}
     scheme = (SCHEMES | more)[name]
-    step = traffic_of(scheme, n)
-    rng, ways = np.random.default_rng(0), set()
-    for _ in range(40):
-        x = drawn(rng, n)
-        mask = blocks_of(scheme, x) if isinstance(scheme, schemes.OmniReduce) else x != 0
-        fullest = helpers.fullest_of(scheme, mask)
-        load = dataclasses.replace(load_of(x, n, SIZE), fullest=fullest)
-        told = scheme.forecast(load)
-        assert_sent(told, step(x))
-        ways.add(told.dense)
+    ways = ways_of(scheme, n, 40)
     counts = forecast.independent(n, SIZE, 1e-4)
     sparsest = scheme.forecast(forecast.Load(n, SIZE, 1, "float32", counts))
     assert ways == {True, sparsest.dense}, f"{name} was drawn only with dense = {ways}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "n"), [("balanced", 4), ("sparse_ps", 5)])
+def test_a_forecast_for_gpus_is_what_a_run_sends_there(name, n):
+    """Messages have other sizes there, and where all sums come back some come twice."""
+    with helpers.traced_for("cuda", overhead=20_000):
+        traffic_of.cache_clear()
+        ways = ways_of(SCHEMES[name], n, 20)
+    traffic_of.cache_clear()
+    assert ways == {True, False}
 
 
 def drawn_ids(rng, n, height, count):

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from sparsejax.units.bits import WORD
 from sparsejax.wire import collectives
 from sparsejax.wire.channels import Route
 from sparsejax.wire.ladder import Count, Ladder, Message
@@ -18,6 +19,8 @@ from sparsejax.wire.ladder import Count, Ladder, Message
 
 # Parts are as good as even if all slots are at most this multiple of all units.
 EVEN = 1.5
+# On GPUs no more collectives than this give all sums to all ranks.
+_RUNS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +61,23 @@ class OwnerPlan:
         return self.ranks * self.width <= EVEN * self.units + 32 * self.ranks
 
     @property
+    def runs(self) -> tuple[int, int]:
+        """The slots that are gathered at a time where all sums come back, and how often.
+
+        On GPUs few are, so that few sums are in memory twice. All runs have one length, so
+        the last has some of the slots of the one before again.
+        """
+        if not collectives.at_once():
+            return self.width, 1
+        length = min(WORD * -(-self.width // (_RUNS * WORD)), self.width)
+        return length, -(-self.width // length)
+
+    @property
     def whole_bytes(self) -> float:
         """Bytes that one rank sends to give its sums to all, zeros and all."""
         if self.has_even_parts:
-            return float((self.ranks - 1) * self.width * self.unit_bytes)
+            length, runs = self.runs
+            return float((self.ranks - 1) * length * runs * self.unit_bytes)
         return collectives.all_reduce_bytes(self.units * self.unit_bytes, self.ranks)
 
     @property

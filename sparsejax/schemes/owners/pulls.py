@@ -43,8 +43,6 @@ from sparsejax.wire.collectives import Wire
 
 # Bytes, messages that wait for one another, and rounds.
 _PullForecast = tuple[float, int, int]
-# On GPUs no more collectives than this give all sums to all ranks.
-_RUNS = 16
 
 
 class Pulled(NamedTuple):
@@ -126,8 +124,7 @@ class Owned:
     def _by_runs(self, totals):
         """All sums, some slots of all owners at a time, so that few are there twice."""
         width, shape = self.layout.width, (self.layout.size, *totals.shape[1:])
-        run = bits.WORD * -(-width // (_RUNS * bits.WORD))
-        runs = -(-width // run)
+        run, runs = self.plan.runs
         # A constant: a kernel would make it.
         owner = jnp.asarray(np.arange(self.layout.ranks, dtype=np.int32)[:, None])
 
