@@ -8,10 +8,10 @@ Zen and the dense sum send everything. The others send a part, about `density` w
 is such an argument, and keep the rest for later: `sparsejax.residuals(state)` shows it.
 Their `init` needs the number of ranks (`sparsejax.init`, or `data_parallel`).
 
-Ok-Topk, SparDL and gTopk select again from partial sums, so the size of what each rank
-sends does not depend on their number; they select from all leaves of the scheme together.
-TopkA, TopkDSA and Gaussiank select once, on each rank, from each leaf: each is a sparsifier
-and a lossless scheme. PowerSGD sends matrices of low rank.
+Ok-Topk, SparDL and gTopk select again from partial sums, so that the number of entries a
+rank sends does not depend on the number of ranks; they select from all leaves of the scheme
+together. TopkA, TopkDSA and Gaussiank select once, on each rank, from each leaf: each is a
+sparsifier with a lossless scheme. PowerSGD sends matrices of low rank.
 
 NaN and infinity count as the largest magnitudes, and are sent first; those that do not fit
 stay in the residual, and are sent in the next steps. Where a gradient may be bad, wrap the
@@ -386,7 +386,7 @@ def _chosen_once(
     axis_name: AxisName | None,
     options: SystemOptions,
 ) -> optax.GradientTransformationExtraArgs:
-    """A sparsifier of the leaves that use a scheme, and the scheme."""
+    """Returns a chain of a sparsifier, for the leaves that use a scheme, and the scheme."""
     assignment = ByRules(scheme, options.get("rules"))
 
     def uses(path, leaf):

@@ -1,4 +1,4 @@
-"""Where an update is entered: inside `shard_map`, under `jit`, or stacked by replica."""
+"""Entering a `shard_map` where `update` is called under `jit`, or by stacked replicas."""
 
 from sparsejax.transforms.entry.entry import Entry as Entry, Reduction as Reduction
 from sparsejax.transforms.entry.leaves import LeafPlaces as LeafPlaces
