@@ -29,8 +29,8 @@ def cond(
     # types and again by `lax.cond`, the number of traces would double at each level.
     of_yes = jax.make_jaxpr(yes, return_shape=True)(*operands)
     of_no = jax.make_jaxpr(no, return_shape=True)(*operands)
-    (yes, no), taken = _of_one_type([of_yes, of_no])
-    return taken(lax.cond(predicate, yes, no, *operands))
+    (yes, no), unpack = _of_one_type([of_yes, of_no])
+    return unpack(lax.cond(predicate, yes, no, *operands))
 
 
 def switch(number: jax.Array, sides: Sequence[Callable[..., Any]], *operands: Any) -> Any:
@@ -39,8 +39,8 @@ def switch(number: jax.Array, sides: Sequence[Callable[..., Any]], *operands: An
     The number must be equal on all ranks if any branch has a collective.
     """
     traced = [jax.make_jaxpr(side, return_shape=True)(*operands) for side in sides]
-    sides, taken = _of_one_type(traced)
-    return taken(lax.switch(number, sides, *operands))
+    sides, unpack = _of_one_type(traced)
+    return unpack(lax.switch(number, sides, *operands))
 
 
 def _of_one_type(traced):
@@ -58,21 +58,21 @@ def _of_one_type(traced):
     types = jax.tree.map(union, *shapes)
 
     structure = jax.tree.structure(shapes[0])
-    together = _together(jax.tree.leaves(shapes[0]), jax.tree.leaves(types))
+    groups = _groups(jax.tree.leaves(shapes[0]), jax.tree.leaves(types))
 
     def typed(program):
         def run(*operands):
             leaves = jax_core.jaxpr_as_fun(program)(*jax.tree.leaves(operands))
             leaves = map(as_varying, leaves, jax.tree.leaves(types))
-            return _stacked(list(leaves), together)
+            return _stacked(list(leaves), groups)
 
         return run
 
-    taken = lambda done: jax.tree.unflatten(structure, _unstacked(done, together))
-    return [typed(program) for program, _ in traced], taken
+    unpack = lambda done: jax.tree.unflatten(structure, _unstacked(done, groups))
+    return [typed(program) for program, _ in traced], unpack
 
 
-def _together(shapes: list[Any], types: list[Any]) -> list[list[int]]:
+def _groups(shapes: list[Any], types: list[Any]) -> list[list[int]]:
     """Groups the results that branches return as one array: scalars of one type.
 
     On GPUs each scalar that a branch returns takes a kernel; stacked, they take one.
@@ -90,18 +90,18 @@ def _together(shapes: list[Any], types: list[Any]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _stacked(leaves, together):
+def _stacked(leaves, groups):
     """Returns one array for each group; a group of several scalars is stacked."""
-    groups = [[leaves[i] for i in group] for group in together]
-    return [jnp.stack(group) if len(group) > 1 else group[0] for group in groups]
+    arrays = [[leaves[i] for i in group] for group in groups]
+    return [jnp.stack(group) if len(group) > 1 else group[0] for group in arrays]
 
 
-def _unstacked(groups, together):
+def _unstacked(arrays, groups):
     """Returns the results in order, the inverse of `_stacked`."""
     leaves = {}
-    for numbers, group in zip(groups, together, strict=True):
+    for array, group in zip(arrays, groups, strict=True):
         alone = len(group) == 1
-        leaves |= {i: numbers if alone else numbers[k] for k, i in enumerate(group)}
+        leaves |= {i: array if alone else array[k] for k, i in enumerate(group)}
     return [leaves[i] for i in sorted(leaves)]
 
 

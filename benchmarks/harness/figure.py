@@ -1,4 +1,4 @@
-"""Figures, and the CSV files with their numbers."""
+"""Figures, and CSV files of their data."""
 
 import csv
 import pathlib

@@ -1,7 +1,7 @@
 """Local steps: ranks train independently, and exchange their offsets once in each round.
 
 `sparsejax.local_steps` is the transformation, `sparsejax.local` returns the parameters of a
-rank. Here are presets with the numbers of published methods, and the state.
+rank. Here are presets with the settings of published methods, and the state.
 
     state         the state of the transformation, and its lookup in a chain's state
     reading       this rank's parameters: `sparsejax.local`

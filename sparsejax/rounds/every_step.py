@@ -39,7 +39,7 @@ def demo(
     """DeMo: the largest cosine coefficients of the momentum, and the sign of their mean.
 
     A rank accumulates its gradients g in e. It sends the largest coefficients of each block
-    of 64 x 64 numbers of a matrix, and of each run of 64 numbers of a vector. With C the
+    of 64 x 64 elements of a matrix, and of each run of 64 elements of a vector. With C the
     orthonormal DCT-II of the blocks, in every step
 
         e    = decay e + lr g
@@ -119,13 +119,13 @@ def flex_demo(
 
     * "demo": the k largest cosine coefficients of each block, as in `demo`. Their mean is
       over the senders of each.
-    * "random": a share of the numbers, the same on all ranks, and others in each step. No
+    * "random": a random share of the elements, equal on all ranks, drawn anew in each step.
+      No indices are sent.
+    * "striding": every s-th element, s about 1 / share, from another start in each step. No
       indices are sent.
-    * "striding": every s-th number, s about 1 / share, from another start in each step. No
-      indices are sent.
-    * "full": all numbers; nothing is accumulated.
+    * "full": all elements; nothing is accumulated.
 
-    "random" and "striding" send leaves below 65,536 numbers whole. The authors'
+    "random" and "striding" send leaves below 65,536 elements whole. The authors'
     `replicate_every` is `sparsejax.accumulate` around the transformation. The authors
     accumulate lr g. With a constant rate that is the same for a sign, and for AdamW but for
     its epsilon.
@@ -135,7 +135,7 @@ def flex_demo(
             same gradient on all ranks. The authors refuse AdamW with "demo".
         replicator: "demo", "random", "striding" or "full".
         sign: Whether the optimizer is given signs.
-        share: The share of numbers that "random" and "striding" send.
+        share: The share of elements that "random" and "striding" send.
         decay: The share of e that is kept in a step.
         k: The number of coefficients of a whole block, for "demo".
         chunk: The number of elements of a whole block, for "demo".

@@ -228,7 +228,7 @@ def local_steps(
 
     Returns:
         An `optax.GradientTransformationExtraArgs`, the whole optimizer. No transformation
-        with a state may come after it in a chain.
+        with a state may follow it in a chain.
 
     Example:
         >>> tx = sparsejax.local_steps(optax.adamw(1e-3), every=30)

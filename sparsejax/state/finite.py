@@ -1,4 +1,4 @@
-"""Detection of non-finite numbers, on which all ranks agree, and their report.
+"""Detects non-finite numbers, so that all ranks agree, and reports them.
 
 On the wire: one 32-bit word of each rank, before anything else is sent; 0 if its gradient
 is finite. To skip a step, the maximum of the words is enough (`wire.maximum`); to report
@@ -198,7 +198,7 @@ class Found(NamedTuple):
         last = jnp.where(over > 0, of_sum, self.last)
         return self._replace(step=self.step + 1, last=jnp.where(many > 0, of_rank, last))
 
-    def said(self) -> str:
+    def message(self) -> str:
         """Returns a message about the last skipped update; reads it from the device."""
         step, rank, leaf, kind, many = np.asarray(tree.here(self.last)).tolist()
         path = self.names.paths[leaf]
@@ -260,7 +260,7 @@ def check_numbers(state: Any, since: int = 0) -> None:
                 f"{_CALL} reads numbers, and was called where a function is traced: call "
                 "it between steps, outside jax.jit and jax.shard_map."
             )
-    tree.check_there(state, _CALL)
+    tree.check_not_donated(state, _CALL)
     for found in every:
         if int(np.asarray(tree.here(found.last))[0]) >= since:
-            raise BadNumberError(found.said())
+            raise BadNumberError(found.message())

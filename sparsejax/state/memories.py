@@ -52,7 +52,7 @@ class Memory(abc.ABC):
 
         Args:
             gradient: The gradient of a leaf.
-            residual: What this rank has not sent of the leaf.
+            residual: The residual of the leaf on this rank.
             momentum: The velocity of the leaf; None if the memory has none.
 
         Returns:

@@ -236,7 +236,7 @@ def rounding_error(x: jax.Array, sent: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(error), error, 0)
 
 
-def check_there(tree: Any, call: str, fix: str = "") -> None:
+def check_not_donated(tree: Any, call: str, fix: str = "") -> None:
     """Raises if an array was deleted, because it was donated to an earlier step."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):

@@ -51,7 +51,7 @@ def described(function: _Function) -> _Function:
             f"makes: call it, {name}(...)."
         )
 
-    # optax.chain reads both attributes, and calls `init` first.
+    # optax.chain reads only `init` before a state is made.
     call.init = not_called  # type: ignore
     return call  # type: ignore
 

@@ -16,7 +16,7 @@ small leaves is, rows use the scheme of large leaves where their lists send fewe
 dense arrays.
 
 Each bucket is one exchange, unless a sparsifier precedes it: buckets of which it selected
-elements, tables and kernels alike, are exchanged as one where `buckets.joint` allows it.
+elements, both tables and kernels, are exchanged as one where `buckets.joint` allows it.
 Each keeps its own place in the state, which does not record which were joined: the scheme
 is given the state of the first, and its new state is stored for all of them. The traffic is
 divided among them so that sums over buckets are what was sent: bytes in proportion to

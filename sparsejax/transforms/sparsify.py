@@ -92,8 +92,7 @@ def sparsify(
             values in full. Leaves that are sent whole are not rounded.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`, to stand before a synchronization in a
-        chain.
+        An `optax.GradientTransformationExtraArgs`, to be chained before a synchronization.
 
     Example:
         >>> kind = sparsejax.sparsifiers.RandomK(0.01)
@@ -163,8 +162,7 @@ def top_k(
         **options: Further arguments of `sparsejax.sparsify`.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`, to stand before a synchronization in a
-        chain.
+        An `optax.GradientTransformationExtraArgs`, to be chained before a synchronization.
 
     Example:
         >>> tx = optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync(), optax.sgd(0.1))
@@ -208,8 +206,7 @@ def dgc(
         **options: Further arguments of `sparsejax.sparsify`.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`, to stand before a synchronization in a
-        chain.
+        An `optax.GradientTransformationExtraArgs`, to be chained before a synchronization.
 
     Example:
         >>> memory = sparsejax.MomentumCorrection(0.9)

@@ -86,17 +86,17 @@ def sync(
       gradient is not zero: others are not sent. They are used for leaves whose unit is the
       row, if gradients are not accumulated.
 
-    A leaf may be `RowGrads`, as `sparsejax.value_and_grad` makes them. It comes back as
-    `RowGrads` with the distinct ids that any rank has listed. It comes back as an array
-    where it is summed densely: a small table, one that rules send densely, or one of a
-    scheme without rows. The state is made from the table itself. What stands before `sync`
-    must leave `RowGrads` unchanged, and what comes after must work on rows, as
-    `sparsejax.lazy` does. `optax.scale` and the like compute with the ids, too: `sync`
-    calls `RowGrads.check`, which finds such ids.
+    A leaf may be `RowGrads`, as `sparsejax.value_and_grad` makes them. Its sum is
+    `RowGrads` with the distinct ids that any rank has listed. Its sum is an array if it is
+    summed densely: a small table, one that rules send densely, or one of a scheme without
+    rows. The state is made from the table itself. Transformations before `sync` must leave
+    `RowGrads` unchanged, and those after it must work on rows, as `sparsejax.lazy` does.
+    `optax.scale` and the like compute with the ids, too: `sync` calls `RowGrads.check`,
+    which finds such ids.
 
     Args:
         scheme: How leaves of at least 65,536 elements are summed. Smaller leaves join one
-            dense psum, unless they come as rows and that takes fewer bytes. Or a plan
+            dense psum, unless they are rows and lists take fewer bytes. Or a plan
             (`sparsejax.make_plan`), which has the scheme of every leaf.
         axis_name: The mesh axis of the ranks; the only manual one if None. A pair is
             (outer, inner), such as ("hosts", "devices"): dense sums over the inner axis,

@@ -135,7 +135,7 @@ def ok_topk_sync(
         repartition_every: The bounds of regions are computed once in this number of steps.
         code: How indices are sent; "coo32" is the paper's.
         split: "all_to_all", or "rotated": to one owner of a region after another.
-        memory: How what was not sent comes back; see `sparsejax.sync`.
+        memory: How unsent elements are added to later gradients; see `sparsejax.sync`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
 
     Returns:
@@ -186,7 +186,7 @@ def spardl_sync(
             "auto".
         network: The network, for teams="auto".
         code: How indices are sent; "coo32" is the paper's.
-        memory: How what was not sent comes back; see `sparsejax.sync`.
+        memory: How unsent elements are added to later gradients; see `sparsejax.sync`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
 
     Returns:
@@ -223,7 +223,7 @@ def gtopk_sync(
         density: The share of elements that are sent; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
         code: How indices are sent; "coo32" is the paper's.
-        memory: How what was not sent comes back; see `sparsejax.sync`.
+        memory: How unsent elements are added to later gradients; see `sparsejax.sync`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
 
     Returns:

@@ -25,7 +25,7 @@ from sparsejax.wire.collectives import Wire
 
 
 class LeafPlaces(NamedTuple):
-    """What an entered update needs to know of its leaves and types do not say.
+    """The properties of an entered update's leaves that types do not show.
 
     Attributes:
         scatter: For each leaf the dimension along which a rank needs one piece of its sum;
@@ -137,7 +137,7 @@ class OuterLeaf(abc.ABC):
 
     @property
     def _partial(self):
-        """The spec of the sum of its parts on a rank, unreduced over the ranks."""
+        """The spec of what a rank exchanges, still unreduced over the ranks."""
         return PartitionSpec(*self.sum.own, unreduced=frozenset(self.sum.ranks))
 
 

@@ -36,14 +36,14 @@ def check_state(state: Any, specs: Any) -> None:
         if mesh is None or AxisType.Explicit not in mesh.axis_types:
             continue
         found = spec_of(leaf)
-        if _ended(found) != _ended(spec):
+        if _stripped(found) != _stripped(spec):
             raise StateError(
                 f"the state has at {tree.named(keys)!r} an array that is sharded {found}, "
                 f"and the gradients ask for {spec}."
             )
 
 
-def _ended(spec):
+def _stripped(spec):
     """Returns the parts of a spec without the empty ones at its end."""
     parts = [axis_names(part or ()) for part in spec]
     while parts and not parts[-1]:

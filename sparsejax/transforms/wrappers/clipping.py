@@ -38,8 +38,8 @@ def clip_by_rank(
         model_axis: The mesh axis over which tensors are sharded, if any.
 
     Returns:
-        An `optax.GradientTransformation`, to stand before a sparsifier or a synchronization
-        in a chain.
+        An `optax.GradientTransformation`, to be chained before a sparsifier or a
+        synchronization.
 
     Example:
         >>> clip, top = sparsejax.transforms.clip_by_rank(1.0), sparsejax.dgc(0.01)
