@@ -265,7 +265,7 @@ def here(tree: Any) -> Any:
 
 
 def bare(tree: Any) -> Any:
-    """Returns a tree whose `RowGrads` have only ids and rows; see `RowGrads.bare`."""
+    """Returns a tree whose `RowGrads` lack what was computed to read their rows."""
     one = lambda leaf: leaf.bare if is_row_grads(leaf) else leaf
     return jax.tree.map(one, tree, is_leaf=is_row_grads)
 

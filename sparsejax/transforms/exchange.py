@@ -142,7 +142,7 @@ class Exchange:
         return self.assignment.buckets(paths, leaves, hidden)
 
     def _wire_if_known(self):
-        """Returns the wire, or None outside `shard_map`; schemes may do without it."""
+        """Returns the wire, or None outside `shard_map`: schemes that need it raise."""
         try:
             axis_name = axes.resolve(self.axis_name, f"init of {self.name}")
         except AxisError:

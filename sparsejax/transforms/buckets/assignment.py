@@ -47,7 +47,7 @@ def of_part() -> Iterator[None]:
 
 
 def is_part() -> bool:
-    """Returns whether the tree is a part of one: see `of_part`."""
+    """Returns whether the leaves may be those of a part of a tree: see `of_part`."""
     return _PART.get()
 
 

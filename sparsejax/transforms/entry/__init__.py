@@ -1,4 +1,4 @@
-"""Entering a `shard_map` where `update` is called under `jit`, or by stacked replicas."""
+"""Entering a `shard_map` from `jit`: unreduced gradients, or ones stacked by replica."""
 
 from sparsejax.transforms.entry.entry import Entry as Entry, Reduction as Reduction
 from sparsejax.transforms.entry.leaves import LeafPlaces as LeafPlaces

@@ -284,7 +284,7 @@ class RowsLeaf(OuterLeaf):
         return of_shard(ids, rows, value.shape, self.sum), sent
 
     def leave(self, x):
-        """Returns the rows without their origin, which `_marked` sets anew outside."""
+        """Returns the rows without what was computed to read them; see `RowGrads.bare`."""
         return x.bare
 
     def out_spec(self, x):

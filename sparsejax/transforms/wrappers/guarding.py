@@ -29,7 +29,7 @@ class SkipState(NamedTuple):
     Attributes:
         skipped: int32: updates skipped because a gradient, or a sum, was not finite.
         inner: The state of the chain inside.
-        found: The leaves and ranks with such numbers, with `report=True`; else None.
+        found: A record of the last skipped update, with `report=True`; else None.
     """
 
     skipped: jax.Array
