@@ -1,14 +1,14 @@
 """Exact sparse gradient synchronization for JAX, as optax transformations.
 
-Names that say by themselves what they are may be imported bare, and are in `__all__`. The
-others are to be written with the prefix: `sparsejax.local`, `sparsejax.init`.
+`__all__` has the names that are clear without a prefix and may be imported bare. Write the
+others with the prefix: `sparsejax.local`, `sparsejax.init`.
 
-Six folders have what is needed more rarely: `sparsejax.sparsifiers`, each of which
-`sparsify` makes a transformation of; `sparsejax.transforms`, clipping and the systems that
-others are compared with; `sparsejax.rows`, what a lazy optimizer needs in addition;
+Six subpackages have what is needed less often: `sparsejax.sparsifiers`, the rules that
+`sparsify` turns into transformations; `sparsejax.transforms`, clipping and the baseline
+systems; `sparsejax.rows`, the rest of the interface for lazy optimizers;
 `sparsejax.embrace`, tables that are sharded by columns; `sparsejax.rounds`, published
-methods of local steps; `sparsejax.advise`, what is
-measured before a choice.
+methods of local steps; `sparsejax.advise`, measurements and forecasts for the choice of a
+scheme.
 """
 
 import importlib.metadata
@@ -114,7 +114,7 @@ __all__ = [
     "zen_sync",
 ]
 
-# As good as nothing, or another thing, when read without the prefix.
+# Public names that are vague or misleading without the prefix.
 _WITH_PREFIX = ["advise", "apply_updates", "bind", "doctor", "embrace", "errors"]
 _WITH_PREFIX += ["chunked_sync", "explain", "init"]
 _WITH_PREFIX += ["lazy", "local", "local_steps", "lookup", "metrics", "profile", "restore"]

@@ -14,12 +14,12 @@ from sparsejax.errors import ArgumentError, RuleError
 
 
 def cut(text: str, most: int = 80) -> str:
-    """A text for a message, its end left out where it is long."""
+    """Returns the text, truncated to `most` characters for a message."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def check_static(name: str, value: Any) -> None:
-    """Raises for a JAX array, which an injected hyperparameter is."""
+    """Raises if the value is a JAX array, as an injected hyperparameter is."""
     if isinstance(value, jax.Array):
         raise ArgumentError(
             f"{name} must be a Python value, because it decides what is compiled, got a "
@@ -29,12 +29,12 @@ def check_static(name: str, value: Any) -> None:
 
 
 def is_int(value: Any, least: float = -math.inf) -> bool:
-    """Whether a value is a Python int of at least `least`."""
+    """Returns whether a value is a Python int of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number of Python or NumPy, which a float can be."""
+    """Returns whether a value is a Python or NumPy real number that converts to float."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return False
     try:
@@ -51,7 +51,7 @@ def check_whole(name: str, value: Any, least: float = -math.inf, other: str = ""
         name: Name of the argument.
         value: Its value.
         least: The smallest int that it may be.
-        other: Other values that it may have, for the message: " or None".
+        other: Other values that are allowed, for the message, such as " or None".
     """
     check_static(name, value)
     if not is_int(value, least):
@@ -61,11 +61,11 @@ def check_whole(name: str, value: Any, least: float = -math.inf, other: str = ""
 
 
 def check_path(name: str, path: Any) -> str:
-    """The text of a path; raises where no file can have it.
+    """Returns a path as a str, or raises if no file can have that name.
 
     Args:
         name: Name of the argument.
-        path: A text, or a path of `pathlib`.
+        path: A str or a `pathlib` path.
     """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
@@ -82,7 +82,7 @@ def check_path(name: str, path: Any) -> str:
 
 
 def check_regular(pattern: Any) -> None:
-    """Raises unless a pattern is a regular expression."""
+    """Raises unless a pattern is a valid regular expression."""
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:
@@ -156,10 +156,10 @@ def check_one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
 
 
 def check_dtype(name: str, value: Any) -> None:
-    """Raises unless numbers can travel in this dtype; None is the dtype of the array."""
+    """Raises unless values can be sent in this dtype; None means the dtype of the array."""
     if value is None:
         return
-    # NumPy makes dtypes of more texts than names, and fails at others in many ways.
+    # NumPy accepts strings other than names of dtypes, and fails at others in many ways.
     kind = vars(jnp).get(value) if isinstance(value, str) else value
     try:
         dtype = None if isinstance(kind, list | dict | None) else jnp.dtype(kind)
@@ -173,12 +173,12 @@ def check_dtype(name: str, value: Any) -> None:
         )
 
 
-# What other libraries call them.
+# Names of dtypes in other libraries, with those of jax.numpy.
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32"}
 
 
 def check_reduce(reduce: str) -> None:
-    """Raises unless it is "sum" or "mean"."""
+    """Raises unless `reduce` is "sum" or "mean"."""
     if reduce not in ("sum", "mean"):
         hint = " Did you mean 'mean'?" if reduce in ("avg", "average") else ""
         raise ArgumentError(f"reduce must be 'sum' or 'mean', got {reduce!r}.{hint}")

@@ -1,9 +1,9 @@
-"""Which mesh axis is meant, and whether a gradient is still this rank's own.
+"""Mesh axes: the axis to sum over, and whether a gradient is still local.
 
-Under `jax.shard_map` with checking on, `jax.grad` with respect to a replicated parameter
-holds a dense psum already: the gradient that comes out is the sum, and there is nothing
-left to save. Types tell: such a gradient does not vary over the axis. With
-`check_vma=False` they do not, and the gradient is local; nothing can be checked there.
+Under `jax.shard_map` with `check_vma=True`, `jax.grad` with respect to a replicated
+parameter contains a dense psum: the gradient is the sum already, so a sparse sum would save
+nothing. Its type shows this: it does not vary over the axis. With `check_vma=False` types
+show nothing, and the gradient is local; nothing can be checked there.
 """
 
 from collections.abc import Callable
@@ -36,12 +36,13 @@ def axis_names(axis_name: AxisName) -> tuple[str, ...]:
 
 
 def check_axis_name(axis_name: Any, what: str, hint: str = "") -> None:
-    """Raises unless it is the name of a mesh axis, a tuple of names, or None.
+    """Raises unless `axis_name` is the name of a mesh axis, a tuple of names, or None.
 
     Args:
-        axis_name: What was given.
-        what: The call as the user knows it, for the message.
-        hint: What to write instead, where the caller knows; for a mesh it is known here.
+        axis_name: The argument that the user passed.
+        what: The call as the user wrote it, for the message.
+        hint: What to write instead, for the message. Replaced if a mesh or an optax
+            transformation was passed.
     """
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     if axis_name is None or (names and all(isinstance(name, str) for name in names)):
@@ -64,7 +65,7 @@ def check_axis_name(axis_name: Any, what: str, hint: str = "") -> None:
 
 
 def is_checking(axis_name: AxisName) -> bool:
-    """Returns whether values carry types that say over which axes they vary."""
+    """Returns whether the types of values say over which axes they vary (`check_vma`)."""
     names = axis_names(axis_name)
     return all(name in varying_axes(lax.axis_index(name)) for name in names)
 
@@ -75,16 +76,16 @@ def manual_axes() -> tuple[str, ...]:
 
 
 def further_axes() -> tuple[str, ...]:
-    """Returns the axes of several devices that a `shard_map` around this leaves to XLA."""
+    """Returns the axes of size above one that the enclosing `shard_map` leaves to XLA."""
     mesh, manual = jax.sharding.get_abstract_mesh(), manual_axes()
     left = [name for name in mesh.axis_names if name not in manual and mesh.shape[name] > 1]
     return tuple(left) if manual else ()
 
 
 def hint_of_whole() -> str:
-    """What to do about a state of shards where leaves are whole, though they are sharded.
+    """Returns a hint for messages, if a state is sharded but the leaves here are whole.
 
-    Empty where all axes of the mesh are manual.
+    The hint is empty if all axes of the mesh are manual.
     """
     further = further_axes()
     if not further:
@@ -99,15 +100,15 @@ def hint_of_whole() -> str:
 
 
 def all_manual(function: Callable[..., Any], axis_name: AxisName) -> Callable[..., Any]:
-    """A function of trees of arrays that runs where all axes of the mesh are manual.
+    """Wraps a function of pytrees so that it runs with all axes of the mesh manual.
 
-    `axis_names=` of `jax.shard_map` leaves some to XLA, which would put collectives of its
-    own into branches and loops that each rank takes by itself: ranks would wait for one
-    another. So the operands are gathered over those axes before, and each device along
-    them computes the same.
+    `axis_names=` of `jax.shard_map` leaves the other axes to XLA, which would insert its
+    own collectives into branches and loops that ranks take independently: a deadlock. So
+    the operands are gathered over these axes first, and all devices along them compute the
+    same.
 
     Args:
-        function: From trees of arrays to trees of arrays.
+        function: Takes pytrees of arrays and returns pytrees of arrays.
         axis_name: The axis of the ranks.
     """
     further = further_axes()
@@ -124,33 +125,33 @@ def all_manual(function: Callable[..., Any], axis_name: AxisName) -> Callable[..
 
 
 def unsharded(x: jax.Array) -> jax.Array:
-    """Makes x whole on each device where its type says that it is sharded.
+    """Replicates x over the mesh of its type, if it has one.
 
-    JAX slices a dimension that is sharded over an Explicit axis into even parts only. On
-    Auto axes it does this by itself.
+    JAX refuses slices of a dimension sharded over an Explicit axis unless their parts are
+    even. On Auto axes XLA replicates where it has to.
     """
     mesh = mesh_of(x)
     return x if mesh is None else jax.reshard(x, NamedSharding(mesh, PartitionSpec()))
 
 
 def sharded_as(x: jax.Array, other: jax.Array) -> jax.Array:
-    """Makes x sharded as the type of another array of its shape says."""
+    """Reshards x like `other`, if `other` is sharded and has the same shape."""
     sharding = jax.typeof(other).sharding
     is_whole = all(part is None for part in sharding.spec)
     return x if is_whole or x.shape != other.shape else jax.reshard(x, sharding)
 
 
 def assume_same(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Declares x equal on all ranks of an axis; the caller has made sure that it is."""
+    """Casts x to invarying over an axis; the caller guarantees that all ranks are equal."""
     return as_invarying(x, frozenset(axis_names(axis_name)))
 
 
 def resolve(axis_name: AxisName | None, what: str) -> AxisName:
-    """Returns the axis to work over, or raises with what to do.
+    """Returns the mesh axis to sum over, or raises with the fix.
 
     Args:
-        axis_name: The name, or names, that the caller gave; None for the only manual axis.
-        what: The call as the user knows it, for the message.
+        axis_name: The name or names that the caller gave; None for the only manual axis.
+        what: The call as the user wrote it, for the message.
     """
     call = what.removeprefix("update of ").removeprefix("init of ")
     manual = manual_axes()
@@ -189,12 +190,12 @@ def resolve(axis_name: AxisName | None, what: str) -> AxisName:
 
 
 def resolve_for_state(axis_name: AxisName | None, what: str, keeps: str) -> AxisName:
-    """`resolve` for an init, whose state depends on the ranks.
+    """Returns the axis as `resolve` does, for an `init` whose state depends on the ranks.
 
     Args:
-        axis_name: The name, or names, that the caller gave.
+        axis_name: The name or names that the caller gave.
         what: What is initialized, for the message.
-        keeps: Why it needs to know the ranks, for the message.
+        keeps: Why the state depends on the ranks, for the message.
     """
     try:
         return resolve(axis_name, f"init of {what}")
@@ -225,17 +226,18 @@ def local(tree: Any, axis_name: AxisName | None = None) -> Any:
 
 
 def mesh_of(x: Any) -> jax.sharding.AbstractMesh | None:
-    """The mesh of an array's type, if it has one."""
+    """Returns the mesh of an array's type, or None if it has none."""
     mesh = jax.typeof(x).sharding.mesh if hasattr(x, "dtype") else None
     return None if mesh is None or mesh.empty else mesh
 
 
 def outside_of(tree: Any, axis_name: AxisName | None) -> jax.sharding.AbstractMesh | None:
-    """The explicit mesh of a tree of arrays, where no axis is manual; else None.
+    """Returns the mesh with Explicit axes of a tree of arrays; None inside a manual axis.
 
     Args:
         tree: The arrays.
-        axis_name: An axis that must have no meaning yet, as `vmap` gives it.
+        axis_name: An axis that must not be bound yet, as `vmap(axis_name=...)` binds it:
+            None is returned if it is.
     """
     if manual_axes():
         return None
@@ -249,7 +251,7 @@ def outside_of(tree: Any, axis_name: AxisName | None) -> jax.sharding.AbstractMe
 
 
 def _as_reduced(x, names):
-    """An array of an explicit mesh, cast so that its gradient is unreduced."""
+    """Casts an array on an explicit mesh to reduced, so that its gradient is unreduced."""
     mesh = mesh_of(x)
     if mesh is None:
         return x
@@ -263,7 +265,7 @@ def _as_reduced(x, names):
 
 
 def require_local(name: str, leaf: Any, axis_name: AxisName) -> None:
-    """Raises if a gradient was summed over the axis before it came here."""
+    """Raises if a gradient was already summed over the axis."""
     if not is_checking(axis_name):
         return
     summed = set(axis_names(axis_name)) - varying_axes(leaf)

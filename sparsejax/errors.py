@@ -13,16 +13,16 @@ _SECTION = re.compile(r"\s?See errors\.md#\w+ in sparsejax's docs\.")
 
 
 class _Documented(Exception):
-    """The base of classes that have a section in `docs/errors.md`.
+    """The base of errors and warnings that have a section in `docs/errors.md`.
 
-    `str` adds the section to the message. `args` has the message alone, so that a pickled
-    error is the same when it is read, and `raise ... from` needs nothing.
+    `str` appends the section to the message. `args` has the message alone, so that an error
+    survives pickling, and `raise ... from` works as usual.
     """
 
     def __str__(self) -> str:
-        # A message may quote the text of another error, with the section of that one.
+        # A message may quote another error, whose section is removed.
         text = _SECTION.sub("", super().__str__())
-        # A class that is derived elsewhere has no section of its own.
+        # A subclass that another module defines has no section: its base's is named.
         name = next(c.__name__ for c in type(self).__mro__ if c.__module__ == __name__)
         gap = "\n" if "\n" in text else " " * bool(text)
         return f"{text}{gap}See errors.md#{name.lower()} in sparsejax's docs."
@@ -51,7 +51,7 @@ class ArgumentError(SparsejaxError, ValueError):
 
 
 class AxisError(SparsejaxError, ValueError):
-    """There is no such mesh axis here, or more than one to choose from.
+    """A mesh axis does not exist here, or is not given where there are several.
 
     Example:
         >>> jax.shard_map(
@@ -106,7 +106,7 @@ class PlanError(SparsejaxError, ValueError):
 
 
 class CheckpointError(SparsejaxError, ValueError):
-    """A checkpoint cannot be written or read, or belongs to something else.
+    """A checkpoint cannot be written or read, or is that of another state.
 
     Example:
         >>> sparsejax.restore("no/such/folder", like=params)
@@ -116,7 +116,7 @@ class CheckpointError(SparsejaxError, ValueError):
 
 
 class StateError(SparsejaxError, ValueError):
-    """A state is not the one that the transformation needs here.
+    """A state is not of the kind that the transformation needs.
 
     Example:
         >>> tx = sparsejax.accumulate(sparsejax.zen_sync(), every=2)
@@ -129,7 +129,7 @@ class StateError(SparsejaxError, ValueError):
 
 
 class JobError(SparsejaxError, RuntimeError):
-    """The processes of a job do not find each other, or do not fit together.
+    """The processes of a job do not find each other, or are not consistent.
 
     Example:
         >>> sparsejax.advise.check_coordinator("localhost:12345", 2, 1)
@@ -156,8 +156,8 @@ class BadNumberError(SparsejaxError, FloatingPointError):
     """A gradient, or a sum of gradients, has a number that is not finite.
 
     Attributes:
-        state: The state after the step that was left out, to go on with or to save, where
-            `trainer.step` raises; else None.
+        state: The state after the skipped step, to continue from or to save, if
+            `trainer.step` raised; else None.
 
     Example:
         >>> tx = sparsejax.skip_nonfinite(sparsejax.dense_sync(), report=True)
@@ -176,7 +176,7 @@ class BadNumberError(SparsejaxError, FloatingPointError):
 
 
 class NeedsRanks(StateError):
-    """A state depends on the ranks, and was made where they are not known.
+    """A state that depends on the ranks was initialized where they are not known.
 
     Example:
         >>> params = {"w": jnp.zeros(8)}  # on no mesh
@@ -187,7 +187,7 @@ class NeedsRanks(StateError):
 
 
 class DenseGradientWarning(_Documented, UserWarning):
-    """The gradient of a table that is read by rows is dense, since it has other uses.
+    """The gradient of a table that is read by rows is dense, because it has other uses.
 
     Example:
         >>> import warnings
@@ -213,9 +213,9 @@ class UntoldBatchWarning(_Documented, UserWarning):
 
 
 class PlatformWarning(_Documented, UserWarning):
-    """The platform that a program is traced for is not one for what was asked.
+    """A program is slow on its platform, or does something other than was asked for.
 
-    The first program of a process that is given something else, or something slow, says so.
+    It is issued once a process for each subject, when the first such program is traced.
 
     Example:
         >>> import warnings
@@ -223,15 +223,15 @@ class PlatformWarning(_Documented, UserWarning):
     """
 
 
-# What was said of the platform, since once is enough.
+# Subjects of the platform warnings that this process has issued.
 _said: set[str] = set()
 
 
 def warn_of_platform(about: str, text: str) -> None:
-    """Warns with a `PlatformWarning`, once a process for each subject.
+    """Issues a `PlatformWarning`, once a process for each subject.
 
     Args:
-        about: The subject.
+        about: The subject of the warning.
         text: The message.
     """
     if about not in _said:
@@ -240,19 +240,23 @@ def warn_of_platform(about: str, text: str) -> None:
 
 
 def message(error: BaseException) -> str:
-    """What an error says, without the section of the docs at its end."""
+    """Returns the message of an error without the section of the docs at its end."""
     return _SECTION.sub("", str(error))
 
 
 def missing_axis(what: str, name: str, names: tuple[str, ...]) -> AxisError:
-    """The error about an axis that a mesh does not have."""
+    """Returns the error for an axis that a mesh does not have."""
     return AxisError(
         f"{what}: the mesh has no axis {name!r}; it has {names}. Name one of these."
     )
 
 
 def needs_ranks(why: str) -> NeedsRanks:
-    """The error where a state is made without a mesh, and why it depends on the ranks."""
+    """Returns the error for a state that depends on the ranks but is made without a mesh.
+
+    Args:
+        why: Why the state depends on the ranks: a clause that begins the message.
+    """
     return NeedsRanks(
         f"{why}, so its state must be made where the ranks are known: call "
         "sparsejax.init(tx, params, mesh) instead of tx.init(params), or put the "
@@ -263,7 +267,7 @@ def needs_ranks(why: str) -> NeedsRanks:
 
 
 def wrong_state(name: str, needs: str, state: Any) -> StateError:
-    """The error where a scheme or an ownership is given a state that another one made.
+    """Returns the error for a scheme or an ownership given another one's state.
 
     Args:
         name: The name of the scheme or the ownership.

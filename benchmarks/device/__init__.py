@@ -1,1 +1,1 @@
-"""What a step would take of a GPU, counted from its compiled program."""
+"""Counts what a step does on a GPU, from its compiled program, without a GPU."""

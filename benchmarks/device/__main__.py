@@ -1,20 +1,20 @@
-"""Counts what a step takes of a GPU, with no GPU and no driver.
+"""Counts what a step does on a GPU, with no GPU and no driver.
 
     make device
 
 Each scheme is compiled for sixteen described H200s, and its program is walked for a load:
-launches, waits of the host, collectives, bytes of memory. Loops whose length is data take
-the turns that the program's own message sizes say (`turns`). These are held against a run
-of the same load on CPU devices, of a smaller one where it is large: if they differ, nothing
-is written and the run ends with an error.
+launches, waits of the host, collectives, bytes of memory. The iterations of loops whose
+length is data are computed from the program's own message sizes (`turns`). They are
+compared with a run of the same load, or of a smaller one, on CPU devices: if they differ,
+nothing is written and the program exits with an error.
 
-`--kernels triton` counts the step in which our kernels of Triton pack and unpack messages;
-"auto" has plain XLA until a GPU was measured on. What such a kernel moves are the entries
-that there are, since it leaves at once where there is none.
+`--kernels triton` counts the step in which Triton kernels of this library pack and unpack
+messages; "auto" uses plain XLA until a GPU was measured on. Such a kernel moves only
+the entries of a message, because its programs exit at once if they have none.
 
 `--graphs` counts instead what XLA captures in CUDA graphs, for several settings of the flag
-that says which types of thunks it may (`graphs`), and ends with an error unless a step is
-one graph where it may capture all.
+that lists the types of thunks it may capture (`graphs`). It exits with an error unless a
+step is one graph if all may be captured.
 """
 
 import dataclasses
@@ -45,12 +45,12 @@ class Settings(settings.Settings):
     """Counts launches, waits and bytes of a step that is compiled for H200s.
 
     Attributes:
-        loads: What to sum.
-        schemes: How.
-        costs: A file to replace the stated costs.
-        trust: Whether turns are taken as they are reckoned.
+        loads: The names of the loads.
+        schemes: The names of the schemes that sum them.
+        costs: A JSON file that replaces the stated costs.
+        trust: Whether computed iterations are not compared with a run.
         plot: Whether to draw the predicted times.
-        kernels: Which backend computes the kernels.
+        kernels: The backend of the kernels.
         graphs: Whether to count what is captured in CUDA graphs, and nothing else.
     """
 
@@ -119,7 +119,7 @@ GRAPHS = [
 def row_of(
     scheme: str, load: Load, one: compiled.Counted, cost: costs.Costs, kernels: str = "auto"
 ) -> dict:
-    """A row of the results: what a step of a scheme takes for a load."""
+    """Returns a row of the results: the counts of a step of a scheme for a load."""
     seconds = cost.seconds(one.counts)
     own, of_sum = load.densities
     return {
@@ -156,7 +156,10 @@ def hold(
     cpus: Mesh,
     kernels: str = "auto",
 ) -> dict[str, Any]:
-    """What a run of the load, or of a smaller one, shows; raises where it is otherwise."""
+    """Compares the counts of a load, or of its smaller one, with a run on CPU devices.
+
+    Returns the number of units and the results of the run; raises if they differ.
+    """
     small = load.smaller()
     if small != load:
         one = compiled.counted(scheme, small, gpus, kernels=kernels)
@@ -164,7 +167,10 @@ def hold(
 
 
 def count_graphs(given: Settings, gpus: Mesh) -> int:
-    """Counts what is captured of each step, for each setting of what may be."""
+    """Counts what is captured of each step, for each setting of `graphs.COMMANDS`.
+
+    Returns the exit status.
+    """
     record = Recorder("graphs", given.command(), ("load", "scheme", "commands"))
     wrong = []
     for name in given.loads:

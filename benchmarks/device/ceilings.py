@@ -1,7 +1,7 @@
-"""What a small step may take of a GPU at most, so that no launch or wait creeps back.
+"""Ceilings for the launches, waits and temporaries of a small step on a GPU.
 
-The ceilings are what was counted when they were written, and at most a tenth more, or one
-launch, or a kilobyte. Where a step has come to take less, lower them.
+They keep launches and waits from coming back. A ceiling is what was counted when it was
+written, plus at most a tenth, one launch, or a kilobyte. Lower it when a step takes less.
 """
 
 import dataclasses
@@ -17,17 +17,17 @@ from pallas_kernels.triton.launch import by_ptx
 
 
 SMALL = LOADS["65,536 x 64"]
-# The same table, read by rows.
+# The same table, with a gradient that lists rows.
 LISTED = dataclasses.replace(SMALL, name="65,536 x 64, listed", listed=2048)
 
 
 class Takes(NamedTuple):
-    """What a step takes, or may take.
+    """The counts of a step, or their ceilings.
 
     Attributes:
-        launches: Kernels, copies and collectives.
-        waits: How often the host waits for the device.
-        temporary: Bytes beside gradient and sum.
+        launches: The number of kernels, copies and collectives.
+        waits: The number of times that the host waits for the device.
+        temporary: Bytes of temporary buffers, without the gradient and the sum.
     """
 
     launches: float
@@ -35,7 +35,7 @@ class Takes(NamedTuple):
     temporary: float
 
 
-# Of a step that sums them over sixteen ranks, by load, scheme, and whose kernels.
+# The ceilings of a step on sixteen ranks, by load, scheme, and backend of the kernels.
 CEILINGS = {
     (SMALL, "zen", "auto"): Takes(launches=82, waits=4, temporary=7.5e6),
     (SMALL, "zen", "triton"): Takes(launches=66, waits=4, temporary=2.4e6),
@@ -47,7 +47,7 @@ CEILINGS = {
 
 
 def exceeded(load: Load, scheme: str, kernels: str, took: Takes) -> list[str]:
-    """What a step takes more of than it may."""
+    """Returns a message for each ceiling that a step exceeds."""
     most_of = zip(Takes._fields, took, CEILINGS[load, scheme, kernels], strict=True)
     return [
         f"a step of {_named(scheme, kernels)} on {load.name} takes {name} {took_:,.0f}, "
@@ -62,7 +62,7 @@ def _named(scheme, kernels):
 
 
 def left_outside(scheme: str, found: graphs.Graphs) -> list[str]:
-    """What keeps a step from being one CUDA graph, where XLA may capture what it can."""
+    """Returns a message if a step is not one CUDA graph, though XLA may capture all."""
     if found.whole:
         return []
     outside = ", ".join(f"{n} {kind}" for kind, n in found.outside.items()) or "nothing"
@@ -74,12 +74,12 @@ def left_outside(scheme: str, found: graphs.Graphs) -> list[str]:
 
 
 def check(record: Recorder, mesh: Mesh, backends: Container[str]) -> list[str]:
-    """Counts a small step of each scheme, prints it, and returns what is over a ceiling.
+    """Counts a small step of each scheme, prints it, and returns what exceeds a ceiling.
 
     Args:
-        record: Where what was counted is added.
+        record: The recorder to which rows are added.
         mesh: The devices.
-        backends: Whose steps are counted; the default is that of "reference".
+        backends: The backends whose steps are counted; "auto" counts as "reference".
     """
     say(f"\n{f'a step on {RANKS} devices':42} launches  waits  temp (MB)")
     wrong = []

@@ -1,4 +1,4 @@
-"""Steps of each scheme, traced for devices that are there or only described."""
+"""Steps of each scheme, traced and compiled for devices, real or only described."""
 
 import time
 from typing import Any, NamedTuple
@@ -22,11 +22,11 @@ SCHEMES = {
     "agsparse": schemes.AGSparse(),
     "all-reduce": schemes.AllReduce(),
 }
-# The paper's own system: its hash, its tables, and Algorithm 1 in one launch of Triton. On
-# CPU devices that is a loop over tiles, whose turns are another program's: use `--trust`.
+# The paper's own system: its hash, its tables, and Algorithm 1 as one Triton kernel. On CPU
+# devices it is a loop over tiles, which a GPU's program does not have: use `--trust`.
 ALGORITHM_1 = "zen, Algorithm 1"
 _PAPERS = schemes.Zen(ownership=ownership.MurmurHash(memory=0.02))
-# Zen whose owners add in any order, by atomic additions: what an ordered sum costs.
+# Zen whose owners add in any order, by atomic additions: shows what an ordered sum costs.
 IN_ANY_ORDER = "zen, in any order"
 
 
@@ -35,9 +35,9 @@ class Step(NamedTuple):
 
     Attributes:
         tx: The transformation.
-        run: The step, jitted: from the gradients of all ranks, stacked, and a state to the
-            total and a state.
-        state: The state that it begins with: arrays without values.
+        run: The jitted step: from the stacked gradients of all ranks, and a state, to the
+            total and the next state.
+        state: The shapes and dtypes of the first state.
     """
 
     tx: Any
@@ -46,14 +46,14 @@ class Step(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """A step that was compiled for a GPU, and what it does.
+    """The counts of a step that was compiled for a GPU.
 
     Attributes:
-        counts: What one step does.
-        temporary: Bytes of temporaries beside gradient and sum.
-        seconds: That it took to compile.
-        turns: The turns that were reckoned with.
-        graphs: What is captured in CUDA graphs, of the thunks that were asked for.
+        counts: The counts of one step.
+        temporary: Bytes of temporary buffers, without the gradient and the sum.
+        seconds: The seconds that it took to compile.
+        turns: The iterations of loops, and branches taken, that the counts assume.
+        graphs: What is captured in CUDA graphs, given the types of thunks to capture.
     """
 
     counts: Counts
@@ -64,7 +64,7 @@ class Counted(NamedTuple):
 
 
 def transformation(scheme: str) -> Any:
-    """What sums by a scheme."""
+    """Returns the transformation that sums by a scheme, given its name."""
     others = {ALGORITHM_1: _PAPERS, IN_ANY_ORDER: SCHEMES["zen"]}
     one = others[scheme] if scheme in others else SCHEMES[scheme]
     how = False if scheme == IN_ANY_ORDER else None
@@ -72,7 +72,7 @@ def transformation(scheme: str) -> Any:
 
 
 def step(scheme: str, load: Load, mesh: Mesh) -> Step:
-    """A step of a scheme."""
+    """Makes the step of a scheme for a load on these devices."""
     tx = transformation(scheme)
     like = {load.leaf: jax.ShapeDtypeStruct(load.shape, jnp.float32)}
 
@@ -99,11 +99,11 @@ def counted(
     """Compiles a step for these devices and counts what it does for a load.
 
     Args:
-        scheme: By its name.
-        load: What is summed.
+        scheme: The name of the scheme.
+        load: The gradient that is summed.
         mesh: The devices.
         commands: The types of thunks that are captured in CUDA graphs.
-        kernels: Which backend computes the kernels.
+        kernels: The backend of the kernels.
     """
     one = step(scheme, load, mesh)
     everywhere = NamedSharding(mesh, P())
@@ -115,7 +115,7 @@ def counted(
         lambda x: jax.ShapeDtypeStruct((RANKS, *x.shape), x.dtype, sharding=by_rank),
         load.like,
     )
-    # Programs that were traced before do not pass by here.
+    # `watched` sees a stage only when it is traced, so cached traces are dropped.
     jax.clear_caches()
     backend = "triton" if scheme == ALGORITHM_1 else kernels
     asked = sparsejax.use_kernels(backend, compile_only=True)

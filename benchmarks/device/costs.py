@@ -1,13 +1,13 @@
-"""What a launch, a wait and a kernel's work cost, and the time of a step that follows.
+"""The costs of a launch, a wait and a kernel's work, and the time of a step by them.
 
-A kernel moves bytes, computes and scatters at the same time, so it takes as long as the
-slowest of the three: "moving" is the time of its bytes, "computing" and "scattering" are
-what it takes beyond that. An update that is dropped counts as one that is written, since no
-text says how many are: "scattering" is an upper bound.
+A kernel moves bytes, computes and scatters concurrently, so it takes as long as the slowest
+of the three: "moving" is the time of its bytes, "computing" and "scattering" are the time
+beyond that. A dropped update counts as a written one, because a program's text does not
+show how many are dropped: "scattering" is an upper bound.
 
-The costs are stated, except for that of a scattered write: an unpack of 19.1 million of
-them took 1.03 ms on an H200. `--costs FILE` replaces them by a JSON object with the fields
-of `Costs`.
+The costs are stated, not measured, except for a scattered write: an unpack of 19.1 million
+of them took 1.03 ms on an H200. `--costs FILE` replaces them by those of a JSON object with
+the fields of `Costs`.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ RATES = (25, 100, 400)  # Gbit/s
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Seconds, and bytes a second.
+    """The costs of a device, in seconds, bytes and operations a second.
 
     Attributes:
-        launch: Seconds until a kernel runs that does hardly anything.
-        wait: Seconds from the end of a kernel until the host knows its answer and has
+        launch: Seconds to launch a kernel that does almost nothing.
+        wait: Seconds from the end of a kernel until the host has read its result and has
             launched the next.
-        memory: Bytes a second of the device's memory, by its description.
-        reached: The share of them that a kernel reaches.
-        operations: Operations on single numbers a second: those of 64 lanes of 132
-            multiprocessors at 1.98 GHz.
+        memory: The bandwidth of the device's memory by its data sheet, in bytes a second.
+        reached: The share of this bandwidth that a kernel reaches.
+        operations: Scalar operations a second: 64 lanes of each of 132 multiprocessors, at
+            1.98 GHz.
         scattered: Seconds of a scattered write.
         source: Where these figures come from.
     """
@@ -47,7 +47,7 @@ class Costs:
 
     @classmethod
     def read(cls, path: str | None) -> Self:
-        """Those of a file, or those that are stated here."""
+        """Reads the costs of a file; without one, returns the stated costs."""
         if path is None:
             return cls()
         given = json.loads(pathlib.Path(path).read_text())
@@ -59,11 +59,11 @@ class Costs:
         return cls(**({"source": pathlib.Path(path).name} | given))
 
     def moving(self, moved: float) -> float:
-        """Seconds to move so many bytes to or from memory."""
+        """Returns the seconds that it takes to move `moved` bytes to or from memory."""
         return moved / (self.memory * self.reached)
 
     def seconds(self, counts: Counts) -> dict[str, float]:
-        """Seconds of a step on the device; no kernel overlaps with another."""
+        """Returns the seconds of a step by part, if no kernel overlaps with another."""
         computing = scattering = 0.0
         for often, work in counts.kernels:
             moving = self.moving(work.read + work.written)
@@ -83,10 +83,10 @@ class Costs:
 
 
 def beyond(seconds: dict[str, float]) -> float:
-    """What kernels take beyond the time of their bytes, of `Costs.seconds`."""
+    """Returns the seconds of `Costs.seconds` that exceed the time of moving bytes."""
     return seconds.get("computing", 0.0) + seconds.get("scattering", 0.0)
 
 
 def on_wire(sent: float, rate: float) -> float:
-    """Seconds of so many bytes at so many Gbit/s."""
+    """Returns the seconds that `sent` bytes take at `rate` Gbit/s."""
     return sent * 8 / (rate * 1e9)

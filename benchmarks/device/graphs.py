@@ -1,12 +1,12 @@
-"""Which launches of a compiled program XLA captures in CUDA graphs, and which are left.
+"""Counts the launches of a compiled program that XLA captures in CUDA graphs.
 
-XLA calls a graph a command buffer. It captures thunks (a kernel, a copy, a collective; a
-conditional or a loop with all that is in it) whose types `xla_gpu_enable_command_buffer`
-lists, as far as they follow one another: what cannot be captured ends a graph, and whoever
-holds it, a conditional or a loop, stays outside too. Launched outside, a conditional asks
-the host once and a loop once a turn; captured, the device answers itself.
+XLA calls a graph a command buffer. It captures runs of consecutive thunks (a kernel, a
+copy, a collective; a conditional or a loop with its contents) whose types are listed in
+`xla_gpu_enable_command_buffer`. A thunk that cannot be captured ends a graph, and a
+conditional or loop that contains it is not captured either. Outside of a graph, the host
+decides a conditional once, and a loop once an iteration; inside, the device does.
 
-XLA prints the thunks after its passes. Whether the driver takes a graph is not seen here.
+XLA prints the thunks after its passes. Whether the driver accepts a graph is not seen here.
 """
 
 import collections
@@ -21,9 +21,9 @@ from typing import Self
 from benchmarks.device.hlo import ProgramError
 
 
-# What is captured unless something else is asked for, as of JAX 0.11.
+# The types of thunks that XLA captures by default, as of JAX 0.11.
 USUAL = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "DYNAMIC_SLICE_FUSION")
-# By name, the types of thunks that are captured.
+# Settings of the flag, by name: the types of thunks that are captured.
 COMMANDS = {
     "usual": USUAL,
     "and COLLECTIVES": (*USUAL, "COLLECTIVES"),
@@ -34,19 +34,19 @@ ALL = COMMANDS["and all three"]
 _THUNK = re.compile(r"( *)\d+: (k\w+)")
 _GRAPH = "kCommandBuffer"
 _ASKS = {"kConditional", "kWhile"}
-# What holds others, and what only waits on the device.
+# Thunks that contain others, and thunks that only wait on the device.
 _NO_LAUNCH = {"kAsyncStart", "kAsyncDone", "kDynamicSliceFusion", "kSequential"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Graphs:
-    """The launches of a program: all that it has, whichever branches are taken.
+    """The launches in the text of a program, those of all branches.
 
     Attributes:
-        captured: How many are in graphs.
-        outside: How many of each kind are not.
-        asks: How many conditionals and loops ask the host.
-        graphs: How many graphs there are.
+        captured: The number of launches in graphs.
+        outside: The number of other launches, by kind.
+        asks: The number of conditionals and loops that the host decides.
+        graphs: The number of graphs.
     """
 
     captured: int
@@ -56,19 +56,19 @@ class Graphs:
 
     @property
     def whole(self) -> bool:
-        """Whether all is one graph."""
+        """Whether the whole program is one graph."""
         return self.graphs == 1 and not self.outside and not self.asks
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Reads the thunks that XLA has printed, one a line; what one holds is indented."""
+        """Counts the thunks that XLA has printed, one a line; contents are indented."""
         captured = asks = graphs = 0
         outside: collections.Counter[str] = collections.Counter()
-        graph = None  # how far the graph is indented that a line is in
+        graph = None  # the indentation of the graph that contains the line, if any
         for line in text.splitlines():
             found = _THUNK.match(line)
             if found is None:
-                continue  # a name of a branch
+                continue  # the name of a branch
             indent, kind = len(found[1]), found[2]
             graph = None if graph is not None and indent <= graph else graph
             if graph is not None:
@@ -85,19 +85,22 @@ class Graphs:
 
 
 def options(commands: tuple[str, ...]) -> dict[str, str]:
-    """For `compiler_options`: captures thunks of these types, and no others."""
+    """Returns `compiler_options` that capture thunks of these types, and no others."""
     return {"xla_gpu_enable_command_buffer": ",".join(commands)}
 
 
 @contextlib.contextmanager
 def printed(commands: tuple[str, ...]) -> Iterator[tuple[dict[str, str], list[Graphs]]]:
-    """The options to compile one program with; behind them its graphs, once it is."""
+    """Yields the options to compile one program with, and a list.
+
+    On exit, the `Graphs` of the program are appended to the list.
+    """
     found: list[Graphs] = []
     with tempfile.TemporaryDirectory() as folder:
         yield options(commands) | {"xla_dump_to": folder}, found
         for name in ("thunk_sequence_after_thunk_passes", "thunk_sequence"):
             files = sorted(pathlib.Path(folder).glob(f"*.{name}.txt"))
-            if files:  # the first is there if the passes have changed anything
+            if files:  # XLA writes the first if its passes have changed anything
                 break
         if len(files) != 1:
             raise ProgramError(f"XLA printed {len(files)} sequences of thunks, not one.")

@@ -1,10 +1,11 @@
-"""Holds the turns that a count assumes against a run of the same load on CPU devices.
+"""Compares the iterations that a count assumes with a run of the same load on CPU devices.
 
-They run the program that is traced for GPUs; where kernels unpack messages piece by piece
-in it, the reference does here, piece by piece as well. Every loop whose length is data
-counts its turns while the step runs. A loop that takes others than it is said to, one that
-nothing is said of, rounds (each piece is one) or bytes that differ from the library's own:
-each is an error, since the count would be of another program.
+The CPU devices run the program that is traced for GPUs; where GPU kernels unpack messages
+piece by piece, the reference does here, by the same pieces. Every loop whose length is data
+counts its iterations while the step runs. Each of these is an error, because the count
+would be that of another program: a loop with other iterations than assumed, a loop about
+which nothing is known, and rounds (each piece is one) or bytes that differ from those which
+the library reports.
 """
 
 import collections
@@ -28,15 +29,16 @@ from pallas_kernels import platforms
 from sparsejax.units.row_grads import RowGrads
 
 
-# Counts of bytes are of float32.
+# Relative: the library counts bytes in float32.
 _CLOSE = 1e-3
 
 
 @contextlib.contextmanager
 def counting():
-    """While a step is traced, makes loops count; what they counted comes when it has run.
+    """Makes the loops of steps that are traced inside count their iterations.
 
-    Returns lists of turns by place, one for each time that a loop ended on a device.
+    Yields a dict from the place of a loop to a list, to which the run of a step appends
+    the number of iterations whenever the loop ends on a device.
     """
     found: dict[turns.Place, list[int]] = collections.defaultdict(list)
     original = lax.while_loop
@@ -59,16 +61,16 @@ def counting():
 
 
 def hold(scheme: str, load: Load, mesh: Mesh, counted: compiled.Counted) -> dict:
-    """Runs a load, and raises where it does other than `turns` says.
+    """Runs a load on CPU devices, and raises if it differs from what `turns` assumes.
 
     Args:
-        scheme: By its name.
-        load: Small enough for the CPU devices.
-        mesh: Those devices.
-        counted: The same load's program for a GPU.
+        scheme: The name of the scheme.
+        load: A load that is small enough for the CPU devices.
+        mesh: The CPU devices.
+        counted: The counts of the same load's program for a GPU.
 
     Returns:
-        The turns of each loop on all devices, the rounds and the bytes of the run.
+        The iterations of each loop on all devices, the rounds and the bytes of the run.
     """
     one = compiled.step(scheme, load, mesh)
     like = {load.leaf: jax.ShapeDtypeStruct(load.shape, jnp.float32)}
@@ -89,7 +91,7 @@ def hold(scheme: str, load: Load, mesh: Mesh, counted: compiled.Counted) -> dict
         jax.block_until_ready(state)
         jax.effects_barrier()
     finally:
-        # What counts must not be found by others.
+        # Traces with counting loops must not stay in JAX's caches.
         jax.clear_caches()
     traffic = sparsejax.metrics(state)
     seen = {
@@ -102,12 +104,12 @@ def hold(scheme: str, load: Load, mesh: Mesh, counted: compiled.Counted) -> dict
 
 
 def agree(scheme: str, units: int, known: turns.Turns, seen: dict, sent: float) -> None:
-    """Raises unless a run took the rounds that are reckoned, and sent the bytes counted.
+    """Raises unless a run took the assumed rounds, and sent the counted bytes.
 
     Args:
-        scheme: By its name.
-        units: Of the load.
-        known: The rounds of each stage.
+        scheme: The name of the scheme.
+        units: The units of the load.
+        known: The stages, with the rounds that they are assumed to take.
         seen: The rounds and the bytes of the run.
         sent: The bytes that the program for a GPU sends.
     """
@@ -125,12 +127,12 @@ def agree(scheme: str, units: int, known: turns.Turns, seen: dict, sent: float) 
 
 
 def compare(scheme: str, known: turns.Turns, found: dict, asked: set) -> dict[str, int]:
-    """The turns that loops took on all devices; raises unless they are those reckoned.
+    """Returns the iterations of loops on all devices; raises unless they are as assumed.
 
     Args:
-        scheme: By its name.
-        known: The turns that are reckoned.
-        found: Those that were counted, by place.
+        scheme: The name of the scheme.
+        known: The iterations that are assumed.
+        found: The iterations that were counted, by the place of the loop.
         asked: The names of the loops in the program for a GPU, all of which have to run.
     """
     took: dict[str, int] = {}
@@ -155,7 +157,7 @@ def compare(scheme: str, known: turns.Turns, found: dict, asked: set) -> dict[st
 
 
 def _gradients(load: Load, mesh: Mesh) -> Any:
-    """Each rank's gradient on its device: numbers where its set has units."""
+    """Returns each rank's gradient on its device, non-zero at the units of its set."""
     placed = NamedSharding(mesh, P(compiled.AXIS))
 
     def stacked(like, of):

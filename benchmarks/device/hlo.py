@@ -1,8 +1,7 @@
-"""Reads the text of a compiled program: its computations, and where each part was written.
+"""Parses the text of a compiled program: its computations, and the source of each part.
 
-A compiled program prints itself as HLO: computations of instructions in the order in which
-they run, and tables of the Python frames that each of them came from. No part of XLA is
-needed to read it.
+The text is HLO: computations, with instructions in the order in which they run, and tables
+of the Python frames that instructions come from. No part of XLA is needed to parse it.
 """
 
 import dataclasses
@@ -12,10 +11,10 @@ import re
 
 
 class ProgramError(ValueError):
-    """A program that cannot be counted: its text, a loop or an operation is not known."""
+    """A program cannot be counted: its text, a loop or an operation is not known."""
 
 
-# Bits of a number of each type; what has no size is a token.
+# Bits of an element of types whose name does not say it; a token has no size.
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128, "token": 0}
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -25,14 +24,14 @@ _ENTRY = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})$")
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """A type and the lengths of the axes."""
+    """The dtype and the shape of an array."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Its size in bytes."""
         bits = _BITS.get(self.dtype)
         if bits is None:
             digits = re.match(r"[a-z]+(\d+)", self.dtype)
@@ -48,11 +47,11 @@ class Instruction:
 
     Attributes:
         name: Its name, without the %.
-        opcode: What it does.
-        arrays: What it returns; of a tuple, however deep, its arrays in order.
-        operands: The names of what it is given, in its own computation.
+        opcode: Its HLO opcode.
+        arrays: The arrays that it returns; those of a nested tuple in order.
+        operands: The names of its operands, instructions of the same computation.
         rest: The text after the operands: attributes and metadata.
-        literal: The text of the operands, which is the number of a parameter.
+        literal: The text of the operands; for a parameter, its number.
     """
 
     name: str
@@ -64,17 +63,17 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Of what it returns."""
+        """The bytes of the arrays that it returns."""
         return sum(array.bytes for array in self.arrays)
 
     def called(self, attribute: str) -> str | None:
-        """The name of the computation that an attribute names."""
+        """Returns the name of the computation in an attribute, or None."""
         found = re.search(rf"\b{attribute}=%?([\w.\-]+)", self.rest)
         return found and found[1]
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """The computations of a conditional, by the number that chooses; false is 0."""
+        """The computations of a conditional, by the index of the branch; false is 0."""
         found = re.search(r"branch_computations=\{([^}]*)\}", self.rest)
         if found:
             return tuple(name.strip().lstrip("%") for name in found[1].split(","))
@@ -83,13 +82,13 @@ class Instruction:
 
     @property
     def trips(self) -> int | None:
-        """How many turns a loop has, where that was known when it was compiled."""
+        """The number of iterations of a loop, if it was known at compile time."""
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.rest)
         return int(found[1]) if found else None
 
     @property
     def group(self) -> int | None:
-        """How many ranks talk to one another in a collective, if the text says so."""
+        """The size of the replica groups of a collective, if the text has them."""
         mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}", self.rest)
         if mesh:
             sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
@@ -103,12 +102,12 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions in the order in which they run, by name.
+    """A computation: instructions in the order in which they run.
 
     Attributes:
         name: Its name.
-        instructions: By name.
-        root: The one whose result is the computation's.
+        instructions: The instructions, by name.
+        root: The instruction whose result the computation returns.
     """
 
     name: str
@@ -117,7 +116,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """Who is given the result of each instruction."""
+        """The instructions that have each instruction as an operand, by its name."""
         users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self.instructions.values():
             for operand in dict.fromkeys(instruction.operands):
@@ -125,18 +124,19 @@ class Computation:
         return users
 
     def given(self, instruction: Instruction) -> list[Instruction]:
-        """The operands of an instruction."""
+        """Returns the instructions that are operands of an instruction."""
         return [self.instructions[name] for name in instruction.operands]
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Everything that the text has.
+    """A parsed program.
 
     Attributes:
-        computations: By name.
-        entry: The one that runs.
-        frames: By the number in metadata: file names with functions, outermost first.
+        computations: The computations, by name.
+        entry: The computation that runs.
+        frames: The Python frames of each `stack_frame_id` in metadata, outermost first, as
+            "file.py:function".
     """
 
     computations: dict[str, Computation]
@@ -144,13 +144,16 @@ class Program:
     frames: dict[int, tuple[str, ...]]
 
     def place(self, instruction: Instruction) -> tuple[str, ...]:
-        """Where an instruction was written: "file.py:function", outermost first."""
+        """Returns the Python frames of an instruction: "file.py:function", outermost first.
+
+        It is empty if the text has none.
+        """
         found = re.search(r"stack_frame_id=(\d+)", instruction.rest)
         return self.frames.get(int(found[1]), ()) if found else ()
 
 
 def parse(text: str) -> Program:
-    """Reads a program, as `compiled.as_text()` returns it."""
+    """Parses a program from the text of `compiled.as_text()`."""
     tables: dict[str, dict[int, str]] = {}
     computations, entry = {}, None
     lines = iter(text.splitlines())
@@ -167,7 +170,7 @@ def parse(text: str) -> Program:
 
 
 def _table(lines) -> dict[int, str]:
-    """The lines of a table, up to the empty one behind it."""
+    """Parses the lines of a table, up to the empty line after it."""
     table = {}
     for line in lines:
         if not line.strip():
@@ -178,7 +181,7 @@ def _table(lines) -> dict[int, str]:
 
 
 def _frames(tables) -> dict[int, tuple[str, ...]]:
-    """The frames of each number, outermost first."""
+    """Returns the frames of each number, outermost first."""
     numbers = lambda line: {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", line)}
     files, functions = tables.get("FileNames", {}), tables.get("FunctionNames", {})
     locations = {k: numbers(v) for k, v in tables.get("FileLocations", {}).items()}
@@ -187,7 +190,7 @@ def _frames(tables) -> dict[int, tuple[str, ...]]:
         frame = numbers(line)
         place = locations[frame["file_location_id"]]
         file = files[place["file_name_id"]].rpartition("/")[2]
-        # A parent's number is counted from one more, so that the outermost has one.
+        # The number of a parent is one more than its key, so that 1 is "no parent".
         outer = frames[frame["parent_frame_id"] - 1]
         frames[key] = (*outer, f"{file}:{functions[place['function_name_id']]}")
     return frames
@@ -228,7 +231,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """What stands up to the closing parenthesis, or the first space, and the rest."""
+    """Splits a text after its closing parenthesis, or at the first space."""
     if not text.startswith("("):
         first, _, rest = text.partition(" ")
         return first, rest

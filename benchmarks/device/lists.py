@@ -1,4 +1,4 @@
-"""A stage of an exchange of listed rows: one message of one of a few sizes, or runs."""
+"""A stage of an exchange of listed rows: one message of one of a few sizes, or its runs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class ListStage:
-    """One stage: the sizes of its messages, as the program was given them, and its load.
+    """A stage: the sizes of its messages in the program, and its load.
 
     Attributes:
-        sizes: Rows in a message of each size, ascending.
-        need: Rows of the fullest message of all ranks.
-        run: Rows that are sent at a time; a message at once if None.
+        sizes: The number of rows in a message of each size, ascending.
+        need: The number of rows of the fullest message of all ranks.
+        run: The number of rows that are sent at a time; if None, a message is sent at once.
     """
 
     sizes: Sequence[int]
@@ -20,15 +20,15 @@ class ListStage:
 
     @property
     def fits(self) -> bool:
-        """Whether the longest message has room."""
+        """Whether the longest message has capacity for all rows."""
         return self.need <= self.sizes[-1]
 
     @property
     def side(self) -> int:
-        """The number of the size that is taken."""
+        """The index of the smallest size that has capacity for all rows."""
         return sum(size < self.need for size in self.sizes)
 
     @property
     def collectives(self) -> int:
-        """How many collectives with entries follow one another."""
+        """The number of consecutive collectives that send rows."""
         return 1 if self.run is None else -(-self.sizes[self.side] // self.run)

@@ -1,8 +1,9 @@
-"""What is summed: gradients, which of their units each rank has, and the least that takes.
+"""Loads: gradients to sum, the units that each rank has of them, and lower bounds.
 
-Counts are those of sets that are drawn, split among owners as `zen_sync` splits them. Of
-single numbers drawn uniformly only the counts are drawn: it is the same law. A gradient
-that lists its rows (`RowGrads`) has so many ids, drawn by a Zipf law: many of them repeat.
+The units of each rank are drawn at random, and counted by owner as `zen_sync` assigns them.
+If units are single numbers, drawn uniformly, only their counts are drawn, from the same
+distribution. The ids of a gradient that lists rows (`RowGrads`) are drawn by a Zipf law, so
+many of them repeat.
 """
 
 import dataclasses
@@ -23,11 +24,11 @@ RANKS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """How many units there are.
+    """The numbers of non-zero units.
 
     Attributes:
-        push: int [ranks, owners]: of each rank by owner.
-        pull: int [owners]: of the sum by owner.
+        push: int [ranks, owners]: the units of each rank, by owner.
+        pull: int [owners]: the units of the sum, by owner.
     """
 
     push: np.ndarray
@@ -36,15 +37,15 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """A gradient that all ranks sum, of float32.
+    """A float32 gradient that all ranks sum.
 
     Attributes:
         name: Its name in tables.
-        units: Rows, or numbers.
-        width: Numbers in a row; 1 where units are numbers.
-        density: The share of the units that a rank has, where it has an array.
-        held: The units of the smaller array on which turns are held against a run.
-        listed: Ids that a rank lists; 0 where it has an array.
+        units: The number of units: rows, or elements.
+        width: The number of elements in a row; 1 if units are elements.
+        density: The share of units that are non-zero on a rank, if it is an array.
+        held: The units of the smaller array for which a run is compared with the counts.
+        listed: The number of ids that a rank lists; 0 if the gradient is an array.
     """
 
     name: str
@@ -56,22 +57,22 @@ class Load:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a rank's gradient."""
+        """The shape of a rank's gradient."""
         return (self.units,) if self.width == 1 else (self.units, self.width)
 
     @property
     def leaf(self) -> str:
-        """A name under which the library takes its units for what they are."""
+        """The name of the leaf, by which the library chooses elements or rows as units."""
         return "numbers" if self.width == 1 else "embedding"
 
     @property
     def bytes(self) -> int:
-        """Of a rank's gradient."""
+        """The bytes of a rank's gradient, as an array."""
         return 4 * self.units * self.width
 
     @property
     def like(self) -> jax.ShapeDtypeStruct | RowGrads:
-        """A rank's gradient: shapes and dtypes."""
+        """The shapes and dtypes of a rank's gradient."""
         if not self.listed:
             return jax.ShapeDtypeStruct(self.shape, jnp.float32)
         ids = jax.ShapeDtypeStruct((self.listed,), jnp.int32)
@@ -79,11 +80,11 @@ class Load:
         return RowGrads(ids, rows, self.shape)  # pyright: ignore[reportArgumentType]
 
     def smaller(self) -> "Load":
-        """The load on which turns are held against a run."""
+        """Returns the load for which a run is compared with the counts."""
         return dataclasses.replace(self, units=self.held)
 
     def ids(self) -> np.ndarray:
-        """The ids that each rank lists, int32 [ranks, listed]."""
+        """Returns the ids that each rank lists, int32 [ranks, listed]."""
         rng = np.random.default_rng(0)
         often = 1 / (np.arange(self.units) + 1.0)
         row = rng.permutation(self.units).astype(np.int32)
@@ -91,7 +92,7 @@ class Load:
         return row[drawn]
 
     def sets(self) -> np.ndarray:
-        """Flags of the units that each rank has, booleans [ranks, units]."""
+        """Returns bool [ranks, units]: the units that are non-zero on each rank."""
         if self.listed:
             flags = np.zeros((RANKS, self.units), bool)
             np.put_along_axis(flags, self.ids(), True, axis=1)
@@ -101,7 +102,7 @@ class Load:
 
     @functools.cached_property
     def counts(self) -> Counts:
-        """Of the sets that are drawn."""
+        """The counts of the units that were drawn."""
         if self.width == 1 and self.units != self.held:
             rng = np.random.default_rng(0)
             whole = -(-self.units // RANKS)
@@ -116,16 +117,17 @@ class Load:
 
     @property
     def densities(self) -> tuple[float, float]:
-        """The shares of units that a rank has, and that the sum has."""
+        """The shares of units that are non-zero on a rank, and in the sum."""
         counts = self.counts
         return counts.push.sum() / RANKS / self.units, counts.pull.sum() / self.units
 
     @property
     def least_sent(self) -> float:
-        """Bytes below which no code gets: one rank's entries out, the sum's to all.
+        """A lower bound of the bytes that a rank sends, by any index code.
 
-        The entropy of sets of these densities, and the values; a rank owns a part of both,
-        which is not sent.
+        It sends its own entries to their owners, and its part of the sum's to all: the
+        entropy of sets of these densities, and the values. The part of both that a rank
+        owns is not sent.
         """
         sets = sum(_entropy(density) * self.units / 8 for density in self.densities)
         values = sum(density * self.bytes for density in self.densities)
@@ -133,14 +135,14 @@ class Load:
 
     @property
     def least_moved(self) -> float:
-        """Bytes of memory that any step moves: the gradient read, the sum written."""
+        """A lower bound of the bytes of memory moved: read the gradient, write the sum."""
         if self.listed:
             return 4.0 * (self.width + 1) * (self.listed + self.counts.pull.sum())
         return 2.0 * self.bytes
 
 
 def _entropy(density: float) -> float:
-    """Bits of a flag that is set with this chance."""
+    """Returns the entropy, in bits, of a flag that is set with this probability."""
     if not 0 < density < 1:
         return 0.0
     other = 1 - density

@@ -1,4 +1,4 @@
-"""Draws the predicted time of a step by its parts, beside the time of its bytes."""
+"""Draws the predicted time of a step by its parts, and the time of its bytes on a wire."""
 
 from benchmarks.device.costs import RATES
 from benchmarks.harness import figure
@@ -13,18 +13,18 @@ PARTS = {
 }
 
 
-# An all-reduce hardly works; its bytes are in the title.
+# An all-reduce takes almost no time on the device; the time of its bytes is in the title.
 SCHEMES = ("zen", "agsparse")
 
 
 def by_scheme(rows: list[dict], load: str) -> dict[str, dict]:
-    """The rows of a load by scheme: of steps whose kernels are XLA's, as by default."""
+    """Returns the rows of a load by scheme, for steps with the default kernels."""
     here = [row for row in rows if row["load"] == load and not row.get("kernels")]
     return {row["scheme"]: row for row in here}
 
 
 def draw(rows: list[dict]) -> None:
-    """A panel for each array: bars by scheme, and marks of the bytes' time at each rate."""
+    """Draws a panel for each load: bars by scheme, marks for its bytes at each rate."""
     loads = list(dict.fromkeys(row["load"] for row in rows))
     drawing, axes = figure.panels(across=len(loads))
     for axis, load in zip(axes[0], loads, strict=True):

@@ -1,4 +1,4 @@
-"""A stage of an exchange of entries, in messages of a ladder's sizes, for a load."""
+"""A stage of an exchange of entries: its rounds and bytes for a load, by its ladder."""
 
 import dataclasses
 import functools
@@ -10,21 +10,22 @@ from sparsejax.wire.ladder import Ladder
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One stage of an exchange: its ladder, as the program was given it, and its load.
+    """A stage of an exchange: its ladder in the program, and its load.
 
     Attributes:
         ladder: The message sizes.
-        messages: How many messages a rank sends in a round.
-        packed: int [ranks, parts]: entries of each part that a rank sends.
-        unpacked: int [ranks, sources]: entries that a rank receives of each.
-        dense: Bytes of a rank where this stage goes densely instead.
-        rest: Bytes that are reckoned with beside this stage's before it is chosen.
-        overhead: Bytes that entries must save to be chosen: see `collectives.pays`.
-        pieces: Of each rung, in how many pieces a message is received; whole if None.
-        groups: The sides that each program unpacks, where they are divided: see
-            `at_once.groups`.
-        in_turn: How many launches of ours add a message, or a piece: one a sender where
-            the sum is ordered.
+        messages: The number of messages that a rank sends in a round.
+        packed: int [ranks, parts]: the entries of each part that a rank sends.
+        unpacked: int [ranks, sources]: the entries that a rank receives from each source.
+        dense: The bytes that a rank sends if this stage is dense instead.
+        rest: Bytes beyond this stage that count for entries when the choice is made.
+        overhead: The bytes that entries must save to be chosen: see `collectives.pays`.
+        pieces: For each rung the number of pieces in which a message is received; if None,
+            messages are received whole.
+        groups: The branches that each program unpacks, if they are divided among several
+            programs: see `at_once.groups`.
+        in_turn: The number of kernel launches that add a message, or a piece: one for each
+            sender if the sum is ordered.
     """
 
     ladder: Ladder
@@ -40,12 +41,12 @@ class Stage:
 
     @property
     def need(self) -> int:
-        """Entries of the fullest part of all ranks."""
+        """The number of entries of the fullest part of all ranks."""
         return int(self.packed.max())
 
     @functools.cached_property
     def rounds(self) -> list[tuple[int, int]]:
-        """Of each round the number of its rung, and the entries of a part."""
+        """For each round the index of its rung, and the entries of a part that it sends."""
         rounds, first = [], 0
         for rung in self.ladder.messages_for(self.need, self.messages):
             length = min(self.need - first, rung.capacity)
@@ -55,30 +56,30 @@ class Stage:
 
     @property
     def collectives(self) -> int:
-        """How many collectives with entries follow one another."""
+        """The number of consecutive collectives that send entries."""
         if self.pieces is None:
             return len(self.rounds)
         return sum(self.pieces[number] for number, _ in self.rounds)
 
     @property
     def side(self) -> int:
-        """Of a switch: nothing, one message of a rung, or several."""
+        """The branch of the switch: 0 sends nothing, 1 + i rung i, the last several."""
         if len(self.rounds) > 1:
             return 1 + len(self.ladder.rungs)
         return 1 + self.rounds[0][0] if self.rounds else 0
 
     @property
     def group(self) -> int:
-        """Of the programs that unpack, which one does."""
+        """The index of the program that unpacks the taken branch."""
         return [self.side in sides for sides in self.groups].index(True)
 
     @property
     def side_of_group(self) -> int:
-        """Of that program's switch, which side is taken."""
+        """The branch that is taken of that program's switch."""
         return self.side - (self.groups[self.group].start if self.groups else 0)
 
     def tiles(self, counts: np.ndarray) -> np.ndarray:
-        """Tiles of all rounds and parts, of each rank."""
+        """Returns for each rank the number of tiles of all rounds and parts."""
         tiles, first = np.zeros(len(counts), int), 0
         for _, length in self.rounds:
             here = np.clip(counts - first, 0, length)
@@ -87,7 +88,10 @@ class Stage:
         return tiles
 
     def moved(self, counts: np.ndarray) -> tuple[float, float]:
-        """Entries of all parts in a round, and bytes of their slots; means of all ranks."""
+        """Returns the entries of a round, of all parts, and the bytes of their slots.
+
+        Both are means over ranks and rounds.
+        """
         rounds = max(len(self.rounds), 1)
         entries = counts.sum() / len(counts) / rounds
         indices = 0.0
@@ -99,7 +103,7 @@ class Stage:
 
     @property
     def pays(self) -> bool:
-        """Whether entries take fewer bytes than the dense way out."""
+        """Whether entries are chosen, because they take fewer bytes than the dense sum."""
         rounds, last = divmod(self.need, self.ladder.top)
         rungs = [self.ladder.rungs[-1]] * rounds
         if last:

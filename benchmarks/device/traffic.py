@@ -1,19 +1,18 @@
-"""What a kernel does: bytes to and from memory, operations, and scattered writes.
+"""The work of a kernel: bytes to and from memory, operations, and scattered writes.
 
-**Bytes.** An operand is read once, whole, unless the kernel only takes a part of it (a
-slice, a gather); what is written in place (a slice that is updated, a scatter) is as much
-as the part that changes. Caches are left out, and so are the bytes around a number that
-come with it, 32 at a time.
+**Bytes.** An operand is read once, whole, unless the kernel only reads a part of it (a
+slice, a gather). An update in place (of a slice, by a scatter) writes only the part that
+changes. Caches are ignored, and so is that memory is read in sectors of 32 bytes.
 
-**Operations.** Each instruction of a kernel is one operation for each number of its result,
-of a reduction for each number that it reads, of a scatter for each that it writes. What
-only names numbers otherwise (a reshape, a broadcast) is none. A number may be computed more
-than once, so this is a lower bound.
+**Operations.** An instruction counts one operation for each element of its result; a
+reduction, for each element that it reads; a scatter, for each that it writes. Instructions
+that only rename elements (a reshape, a broadcast) count none. An element may be computed
+more than once, so this is a lower bound.
 
-**Scattered writes.** An update of a scatter that is shorter than a sector of memory, 32
-bytes, into an array that the cache cannot hold. Updates whose indices are sorted are
-written sector by sector, and none. Gathers are not counted so: those of a step read mostly
-in order, which their text does not say.
+**Scattered writes.** These are updates of a scatter, shorter than a sector of memory (32
+bytes), into an array that does not fit into the cache. Updates with sorted indices are not
+counted: they are written sector by sector. Gathers are not counted either: those of a step
+read mostly in order, which the program's text does not show.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ import re
 from benchmarks.device.hlo import Computation, Instruction, Program
 
 
-# Of an H200, in bytes: what is moved at a time, and the cache of its second level.
+# Bytes of an H200: a sector of its memory, and its second-level cache.
 SECTOR = 32
 CACHE = 50_000_000
 _NAMES = {
@@ -41,13 +40,13 @@ _TAKES = {"dynamic-slice", "slice", "gather"}
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a kernel does.
+    """The work of a kernel.
 
     Attributes:
         read: Bytes read.
         written: Bytes written.
-        operations: Operations on single numbers.
-        scattered: Scattered writes.
+        operations: The number of scalar operations.
+        scattered: The number of scattered writes.
     """
 
     read: float
@@ -57,7 +56,7 @@ class Work:
 
 
 def work_of(program: Program, within: Computation, instruction: Instruction) -> Work:
-    """The work of an instruction that runs as a kernel."""
+    """Returns the work of an instruction that runs as a kernel."""
     called = instruction.called("calls")
     if called is None or called not in program.computations:
         read, written = _alone(program, within, instruction)
@@ -80,7 +79,7 @@ def _numbers(instruction: Instruction) -> int:
 
 
 def _operations(within: Computation, one: Instruction) -> int:
-    """Operations of an instruction of a kernel."""
+    """Returns the operations of an instruction inside a kernel."""
     if one.opcode in _NAMES or one.opcode == "custom-call":
         return 0
     if one.opcode == "reduce":
@@ -93,7 +92,7 @@ def _operations(within: Computation, one: Instruction) -> int:
 
 
 def _scattered(within: Computation, one: Instruction) -> int:
-    """Scattered writes of an instruction of a kernel."""
+    """Returns the scattered writes of an instruction inside a kernel."""
     if one.opcode != "scatter" or one.bytes <= CACHE:
         return 0
     if "indices_are_sorted=true" in one.rest:
@@ -107,7 +106,7 @@ def _scattered(within: Computation, one: Instruction) -> int:
 
 
 def _alone(program, within, instruction):
-    """The bytes that an instruction reads and writes that is a kernel by itself."""
+    """Returns the bytes read and written by an instruction that is a kernel by itself."""
     operands = within.given(instruction)
     if instruction.opcode in _TAKES:
         others = sum(one.bytes for one in operands[1:])
@@ -121,17 +120,17 @@ def _alone(program, within, instruction):
 
 
 def _read(program, inside, one) -> float:
-    """Bytes that are read of a value inside a kernel, by all who take of it."""
+    """Returns the bytes that all users inside a kernel read of a value."""
     total = 0.0
     if one.opcode != "parameter" and one in _results(inside):
         return float(one.bytes)
     for user in inside.users[one.name]:
         first = user.operands[0] == one.name and one.name not in user.operands[1:]
         if user.opcode in _TAKES and first:
-            # What is taken may itself be taken from.
+            # Only a part of the slice may be read in turn.
             total += min(user.bytes, _read(program, inside, user))
         elif user.opcode == "dynamic-update-slice" and first:
-            # In place: what stays is not looked at.
+            # In place: elements that do not change are not read.
             continue
         elif user.opcode == "scatter" and first:
             updates = inside.given(user)[2].bytes
@@ -146,7 +145,7 @@ def _read(program, inside, one) -> float:
 
 
 def _sums(program: Program, scatter: Instruction) -> int:
-    """1 where a scatter combines what it writes with what is there, else 0."""
+    """Returns 1 if a scatter combines updates with old elements, 0 if it replaces them."""
     combines = program.computations.get(scatter.called("to_apply") or "")
     if combines is None:
         return 1
@@ -154,7 +153,7 @@ def _sums(program: Program, scatter: Instruction) -> int:
 
 
 def _results(inside: Computation) -> list[Instruction]:
-    """What a kernel writes: its root, or the parts of a tuple."""
+    """Returns the instructions that a kernel writes: its root, or those of its tuple."""
     root = inside.root
     return inside.given(root) if root.opcode == "tuple" else [root]
 

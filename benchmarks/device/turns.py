@@ -1,8 +1,8 @@
-"""How many turns each loop of an exchange takes for a load, and which branches it takes.
+"""The iterations ("turns") of each loop of an exchange for a load, and the branches taken.
 
-This is the table to change where the loops of the library change. A loop is known by the
-innermost function that it was written in, the stage that it belongs to by the innermost of
-the functions that begin one. What is not in the table is an error.
+Change this table when loops of the library change. A loop is identified by the innermost
+functions around it, and its stage by the innermost function that begins one. A loop or a
+conditional that is not in the table is an error.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ Place = tuple[str, ...]
 
 
 def _packed(stage: Stage) -> Work:
-    """Bytes of a kernel that packs the messages of a round, on average."""
+    """Returns the bytes of a kernel that packs the messages of a round, on average."""
     entries, indices = stage.moved(stage.packed)
     sets = stage.packed.shape[1] * stage.ladder.width / 8
     values = entries * stage.ladder.unit_bytes
@@ -37,9 +37,9 @@ def _packed(stage: Stage) -> Work:
 
 
 def _unpacked(stage: Stage) -> Work:
-    """Bytes of a kernel that unpacks a piece of them: what is added to is read, too.
+    """Returns the bytes of a kernel that unpacks a piece of the messages of a round.
 
-    In an ordered sum there is one for each sender.
+    It also reads the elements that it adds to. An ordered sum has one kernel a sender.
     """
     entries, indices = stage.moved(stage.unpacked)
     values = entries * stage.ladder.unit_bytes
@@ -49,12 +49,12 @@ def _unpacked(stage: Stage) -> Work:
 
 
 def _indexed(stage: Stage) -> Work:
-    """Bytes of a kernel that counts the bits of strings, or of bitmaps."""
+    """Returns the bytes of a kernel that counts the bits of unary strings or bitmaps."""
     return Work(stage.moved(stage.unpacked)[1], 0.0)
 
 
 def _cleared(stage: Stage) -> Work:
-    """Bytes of a kernel that clears what is in messages beside values."""
+    """Returns the bytes of a kernel that zeroes the indices and the padding of messages."""
     entries, indices = stage.moved(stage.packed)
     words = [stage.ladder.rungs[number].words for number, _ in stage.rounds]
     sent = 4 * stage.packed.shape[1] * sum(words) / max(len(words), 1)
@@ -62,7 +62,7 @@ def _cleared(stage: Stage) -> Work:
     return Work(0.0, indices + padding)
 
 
-# Kernels of ours whose cost follows what there is, by the function that launches them.
+# The library's kernels whose bytes depend on the load, by the functions that launch them.
 KERNELS = {
     "messages.py:pack_message": _packed,
     "messages.py:_cleared": _cleared,
@@ -70,7 +70,7 @@ KERNELS = {
     "index_message.py:index_message": _indexed,
 }
 
-# Where a stage begins: the load of each.
+# The functions that begin a stage, and the name of the stage.
 STAGES = {
     "push_pull.py:Stages.by_entries": "push",
     "pulls.py:Owned.gather": "pull",
@@ -79,7 +79,7 @@ STAGES = {
     "rows.py:_RowExchange._pull": "pull",
     "row_lists.py:gathered": "gather",
 }
-# Who chooses between entries and the dense way out, by stage.
+# The functions that choose between entries and a dense sum, and the stage that decides.
 CHOICES = {
     "push_pull.py:Stages.__call__": "push",
     "pulls.py:PullEntries.__call__": "pull",
@@ -89,11 +89,11 @@ CHOICES = {
 
 
 class Loop(NamedTuple):
-    """A loop of a stage; numbers are those of each rank, or of all ranks alike.
+    """A loop of a stage, as functions of the stage.
 
     Attributes:
-        begun: How often it begins in a step.
-        turns: How many turns it takes in all.
+        begun: Returns how often it begins in a step.
+        turns: Returns its iterations in a step, one number for each rank or for all.
     """
 
     begun: Callable[[Any], int]
@@ -104,13 +104,13 @@ _packs, _unpacks = (lambda stage: stage.packed), (lambda stage: stage.unpacked)
 
 
 def _parts(counts) -> Loop:
-    """A loop over parts in each round."""
+    """Returns a loop over parts in each round."""
     all_turns = lambda stage: len(stage.rounds) * counts(stage).shape[1]
     return Loop(lambda stage: len(stage.rounds), all_turns)
 
 
 def _tiles_of_part(counts) -> Loop:
-    """A loop over tiles for each part of a round."""
+    """Returns a loop over tiles for each part of a round."""
     begun = lambda stage: len(stage.rounds) * counts(stage).shape[1]
     return Loop(begun, lambda stage: stage.tiles(counts(stage)))
 
@@ -118,13 +118,13 @@ def _tiles_of_part(counts) -> Loop:
 _after = lambda stage: max(len(stage.rounds) - 1, 0)
 _SEVERAL = Loop(lambda stage: min(_after(stage), 1), _after)
 _ROUNDS = Loop(lambda stage: 1, lambda stage: len(stage.rounds))
-# By the innermost functions of a loop; where several match, the longest.
+# The loops, by their innermost functions; if several keys match, the longest holds.
 LOOPS: dict[Place, Loop] = {
     ("messages.py:transmit",): _ROUNDS,
-    # Where there is one switch for all: those before the last, if it is come to.
+    # If there is one switch for all rounds: the rounds before the last, if any.
     ("messages.py:_Transmission.of_group.<locals>.several",): _SEVERAL,
     ("messages.py:_Transmission.in_branches.<locals>.several",): _SEVERAL,
-    # On CPUs alone: one part after another, tile by tile.
+    # Only on CPUs: one part after another, tile by tile.
     ("tiles.py:pack", "tiles.py:_each"): _parts(_packs),
     ("tiles.py:unpack", "tiles.py:_each"): _parts(_unpacks),
     ("tiles.py:pack.<locals>.one_part",): _tiles_of_part(_packs),
@@ -134,56 +134,56 @@ SWITCH = "messages.py:transmit.<locals>.one_round"
 SIDES = ("messages.py:_Transmission.of_group", "messages.py:_Transmission.in_branches")
 LAST = tuple(f"{side}.<locals>.several" for side in SIDES)
 CHOICE = ("or_dense.py:or_dense", "branches.py:cond")
-# By which program messages are unpacked.
+# The switch that selects the program which unpacks messages.
 GROUPS = ("messages.py:_Transmission.at_once", "branches.py:switch")
-# Listed rows: of which size a message is, and whether owners have room.
+# Listed rows: the switch over message sizes, and whether owners have capacity.
 LISTS = ("sizes.py:send_heads", "row_lists.py:Lists.place")
 OWNERS = ("rows.py:_RowExchange.__call__", "branches.py:cond")
-# Where the push has a choice of its own, and the pull one of three.
+# The push decides by itself, and the pull has three branches.
 PUSHES = ("push_pull.py:Stages._one_after_the_other", "branches.py:cond")
 PULLS = ("pulls.py:PullEntries.__call__", "branches.py:switch")
 
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """The turns and branches of a program for a load.
+    """The iterations and branches of a program for a load.
 
     Attributes:
-        stages: By name.
-        asked: The names of the loops that turns were asked for.
+        stages: The stages, by name.
+        asked: The names of the loops of which `turns` was called.
     """
 
     stages: dict[str, Stage | ListStage]
     asked: set[tuple[str, Place]] = dataclasses.field(default_factory=set)
 
     def stage(self, place: Place) -> str:
-        """The name of the stage that a place belongs to."""
+        """Returns the name of the stage to which a place belongs."""
         for frame in reversed(place):
             if STAGES.get(frame) in self.stages:
                 return STAGES[frame]
         raise _unknown("the stage of a loop", place)
 
     def name(self, place: Place) -> tuple[str, Place]:
-        """A name for a loop: its stage, and its functions."""
+        """Returns the name of a loop: its stage, and its key in `LOOPS`."""
         for length in (2, 1):
             if place[-length:] in LOOPS:
                 return self.stage(place), place[-length:]
         raise _unknown("a loop", place)
 
     def total(self, name: tuple[str, Place]) -> np.ndarray:
-        """All turns of a loop in one step, of each rank."""
+        """Returns for each rank the iterations of a loop in one step."""
         stage, functions = name
         return np.broadcast_to(LOOPS[functions].turns(self.stages[stage]), RANKS)
 
     def turns(self, place: Place) -> float:
-        """Turns of a loop each time that it begins, on average, of the rank with most."""
+        """Returns the iterations of a loop per start, the mean on the busiest rank."""
         name = self.name(place)
         self.asked.add(name)
         begun = LOOPS[name[1]].begun(self.stages[name[0]])
         return float(self.total(name).max() / max(begun, 1))
 
     def taken(self, place: Place, branches: int) -> list[float]:
-        """How often each branch of a conditional is taken, on average."""
+        """Returns for each branch of a conditional how often it is taken, on average."""
         if place and place[-1] == SWITCH:
             rounds = self.stages[self.stage(place)].rounds
             found = [rung for rung, _ in rounds]
@@ -216,7 +216,7 @@ class Turns:
         raise _unknown(f"a conditional of {branches} branches", place)
 
     def kernel(self, place: Place) -> Work | None:
-        """What a kernel moves that packs or unpacks messages: their entries, no more."""
+        """Returns the work of a kernel of `KERNELS`, which moves entries only, or None."""
         does = [KERNELS[frame] for frame in place if frame in KERNELS]
         stage = self.stages[self.stage(place)] if does else None
         return does[-1](stage) if isinstance(stage, Stage) else None
@@ -230,7 +230,7 @@ def _unknown(what: str, place: Place) -> ProgramError:
 
 
 def here() -> Place:
-    """The place of the caller's caller, as a compiled program names places."""
+    """Returns the place of the caller's caller, written as in compiled programs."""
     frames, frame = [], sys._getframe(2)
     while frame is not None:
         code = frame.f_code
@@ -240,7 +240,7 @@ def here() -> Place:
 
 
 def _stage_of(place: Place) -> str:
-    """The name of the stage that is traced at a place."""
+    """Returns the name of the stage that is traced at a place."""
     name = next((STAGES[frame] for frame in reversed(place) if frame in STAGES), None)
     if name is None:
         raise _unknown("a stage", place)
@@ -249,9 +249,9 @@ def _stage_of(place: Place) -> str:
 
 @contextlib.contextmanager
 def watched(load: Load):
-    """While a step is traced, takes note of its stages; returns them as they come.
+    """Records the stages of a step that is traced inside, with its message sizes.
 
-    So message sizes are those of the program, whatever its scheme.
+    Yields the `Turns`, to which stages are added as they are traced.
     """
     stages: dict[str, Stage] = {}
     original, counts = messages.transmit, load.counts

@@ -1,16 +1,16 @@
-"""Walks a scheduled program and counts what a GPU would have to do.
+"""Walks a scheduled program and counts what it does on a GPU.
 
 How XLA runs a program on a GPU, as of JAX 0.11:
 
 * A fusion, a copy, or any other instruction that computes is one launch; constants, tuples
   and bitcasts are none. A collective is one launch, counted where it starts.
-* A loop whose length was known when it was compiled launches its body so many times. One
-  whose length is data tests its condition on the device and copies the answer to the host,
-  which waits for it: once each turn, and once more to leave.
-* A conditional copies the number of its branch to the host, which waits for it.
+* A loop whose length is known at compile time launches its body that many times. One whose
+  length is data computes its condition on the device and copies the result to the host,
+  which waits for it: once an iteration, and once more to leave.
+* A conditional copies the index of its branch to the host, which waits for it.
 
-XLA may capture stretches of launches in a CUDA graph (a command buffer) after this program
-was printed. Then launches cost less; that is left out.
+XLA may capture consecutive launches in a CUDA graph (a command buffer) after this program
+was printed. Then launches cost less; that is not counted here.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ _KERNELS = {
     "slice",
     "transpose",
 }
-# Bytes that one of n ranks sends, for the bytes of the operand.
+# The bytes that one of n ranks sends, as a function of the bytes of the operand.
 _SENT: dict[str, Callable[[float, int], float]] = {
     "all-reduce": lambda size, n: 2 * (n - 1) / n * size,
     "reduce-scatter": lambda size, n: (n - 1) / n * size,
@@ -63,16 +63,16 @@ _SENT: dict[str, Callable[[float, int], float]] = {
 
 @dataclasses.dataclass
 class Counts:
-    """What a program does; broken numbers where a branch is taken now and then.
+    """The counts of a program; fractions, if a branch is taken in some runs only.
 
     Attributes:
-        launches: Kernels, copies and collectives that the host starts.
-        waits: How often the host waits for an answer from the device.
+        launches: The number of kernels, copies and collectives that the host launches.
+        waits: The number of times that the host waits for a result of the device.
         read: Bytes read from the device's memory.
-        written: Bytes written to it.
+        written: Bytes written to the device's memory.
         sent: Bytes that this rank sends.
-        collectives: How many of each kind.
-        kernels: How often each kernel runs, and its work.
+        collectives: The number of collectives of each kind.
+        kernels: For each kernel the number of times that it runs, and its work.
     """
 
     launches: float = 0
@@ -84,7 +84,7 @@ class Counts:
     kernels: list[tuple[float, Work]] = dataclasses.field(default_factory=list)
 
     def add(self, other: "Counts", times: float = 1) -> None:
-        """Adds what another program does, so many times."""
+        """Adds the counts of another program that runs `times` times."""
         for name in ("launches", "waits", "read", "written", "sent"):
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for kind, number in other.collectives.items():
@@ -93,16 +93,17 @@ class Counts:
 
 
 def _is_empty(one: Instruction) -> bool:
-    """Whether it is memory for what a kernel of ours writes, with nothing in it."""
+    """Returns whether it only allocates a buffer, uninitialized, for a Triton kernel."""
     return one.opcode == "custom-call" and '="AllocateBuffer"' in one.rest
 
 
-# From the place of a loop to its turns, on average, each time that it is begun.
+# From the place of a loop to its mean iterations each time that it begins.
 Turns = Callable[[tuple[str, ...]], float]
-# From the place of a conditional, and how many branches it has, to how often each is taken.
+# From the place of a conditional, and its number of branches, to the share of runs in which
+# each is taken.
 Taken = Callable[[tuple[str, ...], int], list[float]]
-# From the place of a kernel of ours to its work; None where it moves all that it is given
-# and returns.
+# From the place of a kernel of this library to its work; None if it reads all its operands
+# and writes all its results.
 OfKernel = Callable[[tuple[str, ...]], Work | None]
 
 
@@ -111,11 +112,11 @@ class Walk:
     """Counts one program.
 
     Attributes:
-        program: What to count.
-        turns: How many turns a loop has whose length is data.
-        taken: Which branches are taken.
-        ranks: How many ranks a collective has that names no groups.
-        kernel: What kernels of ours move that leave at once where there is nothing to do.
+        program: The program.
+        turns: Returns the iterations of a loop whose length is data.
+        taken: Returns the shares of branches that are taken.
+        ranks: The number of ranks of a collective that names no groups.
+        kernel: Returns the work of kernels that exit early where they have no entries.
     """
 
     program: Program
@@ -125,7 +126,7 @@ class Walk:
     kernel: OfKernel | None = None
 
     def __call__(self) -> Counts:
-        """What one run of the program does."""
+        """Returns the counts of one run of the program."""
         return self._computation(self.program.entry)
 
     def _called(self, name: str | None, instruction: Instruction) -> Counts:
@@ -155,7 +156,7 @@ class Walk:
             return self._called(one.called("calls"), one)
         if opcode in _KERNELS:
             if one.opcode != opcode:
-                # First of what an asynchronous start returns is its result.
+                # The first result of an asynchronous start is that of the operation.
                 one = dataclasses.replace(one, opcode=opcode, arrays=one.arrays[:1])
             known = opcode == "custom-call" and self.kernel is not None
             work = self.kernel(self.program.place(one)) if known else None
@@ -196,7 +197,7 @@ class Walk:
         counts = Counts(waits=1)
         shares = self.taken(self.program.place(one), len(one.branches))
         for name, share in zip(one.branches, shares, strict=True):
-            # What is never taken need not be known.
+            # A branch that is never taken may have loops that `turns` does not know.
             if share:
                 counts.add(self._called(name, one), share)
         return counts

@@ -1,4 +1,4 @@
-"""Figures, and the CSV files with their numbers."""
+"""Figures, and CSV files of their data."""
 
 import csv
 import pathlib
@@ -14,7 +14,7 @@ from benchmarks.harness import record
 def panels(
     down: int = 1, across: int = 1, size: tuple[float, float] = (4.5, 3.5), **options: Any
 ) -> tuple[Figure, np.ndarray]:
-    """A figure and its axes, [down, across]; `size` is that of each, in inches."""
+    """Returns a figure and its axes, [down, across]; `size` is of each panel, in inches."""
     both = (size[0] * across, size[1] * down)
     figure = Figure(figsize=both, layout="constrained")
     return figure, figure.subplots(down, across, squeeze=False, **options)
@@ -27,14 +27,14 @@ def save(
     folder: pathlib.Path | None = None,
     part: str = "",
 ) -> None:
-    """Writes rows as CSV, and a figure as PNG, each if there is one.
+    """Writes rows as CSV, and a figure as PNG, each if given.
 
     Args:
-        name: Of the files, before the version of JAX.
-        rows: With the same fields, in the order of the columns.
-        figure: To draw.
-        folder: For the files, instead of benchmarks/results.
-        part: The end of their names.
+        name: The name of the files, to which the version of JAX is appended.
+        rows: The rows; all have the same fields, in the order of the columns.
+        figure: The figure.
+        folder: The folder of the files, instead of benchmarks/results.
+        part: A suffix of their names.
     """
     ending = f"-{part}" if part else ""
     if rows:

@@ -15,7 +15,7 @@ RESULTS = pathlib.Path(__file__).parent.parent / "results"
 
 
 def machine() -> dict:
-    """The machine and the versions behind a figure."""
+    """Returns the machine, its backend, and the versions that rows are measured with."""
     processor = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as lines:
@@ -37,7 +37,7 @@ def machine() -> dict:
 
 
 def path_of(name: str, ending: str, folder: pathlib.Path | None = None) -> pathlib.Path:
-    """The path of a result file: its name, the version of JAX, and its ending."""
+    """Returns the path of a result file: its name, the version of JAX, and its ending."""
     return (folder or RESULTS) / f"{name}-jax{jax.__version__}{ending}"
 
 
@@ -49,7 +49,7 @@ class Recorder:
     Attributes:
         head: The first line.
         rows: The rows of this run.
-        path: Of the file.
+        path: The path of the file.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Recorder:
         keys: Sequence[str] = (),
         folder: pathlib.Path | None = None,
     ):
-        """Prints where the run takes place.
+        """Prints the machine and the versions of the run.
 
         Args:
-            name: Of the file.
+            name: The name of the file.
             command: The command line that repeats the run.
-            keys: The fields by which rows are told apart: rows of an earlier file stay
-                unless a row of this run is equal in all of these. Without keys none stay.
-            folder: For the file, instead of benchmarks/results.
+            keys: The fields that identify a row: rows of an earlier file are kept unless a
+                row of this run is equal in all of these. Without keys none are kept.
+            folder: The folder of the file, instead of benchmarks/results.
         """
         self.head = machine() | {"command": command}
         self.rows: list[dict] = []
@@ -82,16 +82,16 @@ class Recorder:
         self.rows.append(row)
 
     def kept(self) -> list[dict]:
-        """The rows of the earlier file that no row of this run replaces."""
+        """Returns the rows of the earlier file that no row of this run replaces."""
         measured = {self._key(row) for row in self.rows}
         return [row for row in self._earlier[1:] if self._key(row) not in measured]
 
     def all_rows(self) -> list[dict]:
-        """The rows that the file has."""
+        """Returns the rows that `write` writes."""
         return [*self.kept(), *self.rows]
 
     def write(self) -> pathlib.Path:
-        """Writes the file anew."""
+        """Writes the file, replacing an earlier one, and returns its path."""
         head = dict(self.head)
         if kept := self.kept():
             earlier = dict(self._earlier[0])
@@ -106,5 +106,5 @@ class Recorder:
 
 
 def say(line: str = "") -> None:
-    """Prints a line at once."""
+    """Prints a line, and flushes it."""
     print(line, flush=True)

@@ -1,4 +1,4 @@
-"""Result files, read: their rows, and how these were measured."""
+"""Reads result files: their rows, and how these were measured."""
 
 import json
 import pathlib
@@ -13,7 +13,7 @@ class Results:
     """A result file.
 
     Attributes:
-        name: Of the file.
+        name: The name of the file.
         head: Its first line, which says how the rows were measured.
         rows: All other lines.
     """
@@ -22,7 +22,7 @@ class Results:
         """Reads the file.
 
         Args:
-            path: Of a file that a `Recorder` has written.
+            path: The path of a file that a `Recorder` has written.
 
         Raises:
             FileNotFoundError: There is none.
@@ -31,17 +31,17 @@ class Results:
         self.head, *self.rows = map(json.loads, path.read_text().splitlines())
 
     def where(self, **wanted: Any) -> list[dict]:
-        """The rows with these values."""
+        """Returns the rows with these values of fields."""
         return [r for r in self.rows if all(r.get(k) == v for k, v in wanted.items())]
 
     def one(self, **wanted: Any) -> dict:
-        """The one row with these values."""
+        """Returns the only row with these values of fields."""
         found = self.where(**wanted)
         assert len(found) == 1, (self.name, wanted, len(found))
         return found[0]
 
     def measured(self) -> str:
-        """With which JAX, on which machines, when, and by which command at last."""
+        """Returns JAX's version, the machines, the last date and the last command."""
         runs = [self.head, *self.head.get("kept", [])]
         machines = sorted({_machine(run) for run in runs})
         newest = max(run["date"] for run in runs)
@@ -57,15 +57,15 @@ def _machine(run):
 
 
 def seconds(row: dict) -> float:
-    """The median time of a row."""
+    """Returns the median time of a row."""
     return statistics.median(row["seconds"])
 
 
 def a_step(row: dict) -> float:
-    """Seconds of one step of a row whose times are those of several steps."""
+    """Returns the seconds of one step, of a row that has times of several steps."""
     return seconds(row) / row["steps"]
 
 
 def read(name: str) -> Results:
-    """A file of benchmarks/results, by its name without the ending."""
+    """Reads a file of benchmarks/results, by its name without the ending."""
     return Results(FOLDER / f"{name}.jsonl")

@@ -24,20 +24,20 @@ VARIABLE = "BENCHMARK_SETTINGS"
 
 
 def option(default: Any = dataclasses.MISSING, help: str = "", **how: Any) -> Any:
-    """A field with the help of its argument.
+    """Returns a dataclass field with the options of its command-line argument.
 
     Args:
-        default: Its value where the argument is not given; without one it must be given.
-        help: A few words on it.
-        how: `choices` of the value, `positional=True`, `hidden=True`, or the word that
-            result files have `recorded` in place of the value.
+        default: The default; without one the argument is required.
+        help: The help of the argument.
+        how: `choices`, the allowed values; `positional=True`; `hidden=True`; or `recorded`,
+            a word that replaces the value in the command of result files.
     """
     return dataclasses.field(default=default, metadata={"help": help, **how})
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of one benchmark; a ValueError of `__post_init__` ends `parse`."""
+    """Settings of one benchmark; `parse` reports a ValueError of `__post_init__`."""
 
     PROGRAM: ClassVar[str] = ""
 
@@ -52,7 +52,7 @@ class Settings:
 
     @classmethod
     def parse(cls, argv: Sequence[str] | None = None) -> Self:
-        """Reads a command line, that of this process by default."""
+        """Parses a command line, by default that of this process."""
         about = (cls.__doc__ or "").partition("\n")[0]
         parser = argparse.ArgumentParser(prog=f"python -m {cls.PROGRAM}", description=about)
         for field in dataclasses.fields(cls):
@@ -85,7 +85,7 @@ class Settings:
 
     @classmethod
     def _kind(cls, field: dataclasses.Field) -> tuple[Any, bool]:
-        """The type of a field's value, or of each of several, and whether there are."""
+        """Returns the type of a field's value or items, and whether it has several."""
         hint = typing.get_type_hints(cls)[field.name]
         if typing.get_origin(hint) is tuple:
             return typing.get_args(hint)[0], True
@@ -94,7 +94,7 @@ class Settings:
 
     @classmethod
     def _of(cls, values: dict[str, Any]) -> Self:
-        """Settings with these values, lists made tuples and texts what they stand for."""
+        """Makes settings of these values: lists become tuples, and texts their types."""
         for field in dataclasses.fields(cls):
             (kind, several), value = cls._kind(field), values[field.name]
             if several:
@@ -104,7 +104,7 @@ class Settings:
         return cls(**values)
 
     def command(self) -> str:
-        """The command line that leads to these settings, without defaults."""
+        """Returns the command line that gives these settings, without defaults."""
         words = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -119,17 +119,17 @@ class Settings:
         return shlex.join(["python", "-m", *self.PROGRAM.split(), *words])
 
     def environment(self) -> dict[str, str]:
-        """The variable from which `from_environment` reads these settings."""
+        """Returns the environment variable from which `from_environment` reads them."""
         return {VARIABLE: json.dumps(dataclasses.asdict(self), default=str)}
 
     @classmethod
     def from_environment(cls) -> Self:
-        """The settings of the process that started this one."""
+        """Returns the settings that the process which started this one has passed on."""
         return cls._of(json.loads(os.environ[VARIABLE]))
 
 
 def _help(field: dataclasses.Field) -> str:
-    """The help of a field's argument: its words, its choices, and its default."""
+    """Returns the help of an argument: its description, its choices and its default."""
     if field.metadata.get("hidden"):
         return argparse.SUPPRESS
     words = [field.metadata.get("help", "")]

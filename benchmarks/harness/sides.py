@@ -1,7 +1,8 @@
 """Times the sides of a comparison on every rank of a testbed job, in turn.
 
-Every rank reports when its samples began and ended, since the time of a step follows from
-all of them: `together` makes one row of the rows of all ranks. JAX is not needed here.
+A side is one of the programs that are compared. Every rank reports when its samples began
+and ended, and the time of a step is computed from all of them: `together` makes one row of
+the rows of all ranks. JAX is not needed here.
 """
 
 import statistics
@@ -11,11 +12,11 @@ from typing import Protocol
 from benchmarks.testbed import host, network
 
 
-# A sample lasts about so many seconds, so that starting it weighs little.
+# The seconds that a sample takes, about: enough for the cost of starting it to be small.
 SAMPLE = 0.5
 LEAST_CALLS, MOST_CALLS = 3, 20
-# Bytes for each host that may cross a link beside the messages of a call: their headers in
-# gloo, and the coordinator.
+# Bytes for each host that a link may carry in addition to the messages of a call: gloo's
+# headers, and the messages of the coordinator.
 OTHER = 2048
 
 
@@ -34,22 +35,22 @@ class Side(Protocol):
         """Runs once, and waits for the result."""
 
     def wire(self) -> float | None:
-        """Bytes that a rank sent in the last run, by the side's own count if it has one."""
+        """Returns the bytes that a rank sent in the last run, if the side counts them."""
 
 
 def timed(
     here: host.Here, sides: Sequence[Side], rounds: int, calls: int | None = None
 ) -> list[dict]:
-    """Runs the sides in turn, and returns for each a row of what this rank measured.
+    """Runs the sides in turn, and returns for each a row of this rank's measurements.
 
-    The first turn does not count: processes that were compiling until now take up to twice
-    as much processor time in their first second.
+    The first turn is not counted: processes that have just compiled take up to twice as
+    much processor time in their first second.
 
     Args:
         here: This host.
-        sides: To run.
-        rounds: Samples of each side.
-        calls: Runs of a sample; as many as take half a second if None.
+        sides: The sides.
+        rounds: The number of samples of each side.
+        calls: The number of runs in a sample; if None, as many as take half a second.
     """
     a_sample, samples = {}, {side.name: [] for side in sides}
     wires = {side.name: [] for side in sides}
@@ -68,7 +69,7 @@ def timed(
             "wire": _mean(wires[side.name]),
             "spans": [(s.begun, s.ended) for s in samples[side.name]],
             "cpu": [s.cpu / a_sample[side.name] for s in samples[side.name]],
-            # The run that brings the ranks together is not timed, but sends as the others.
+            # The first run of a sample, which synchronizes ranks, is not timed, but sends.
             "sent": [_share(s.sent, a_sample[side.name] + 1) for s in samples[side.name]],
             "received": [
                 _share(s.received, a_sample[side.name] + 1) for s in samples[side.name]
@@ -79,11 +80,12 @@ def timed(
 
 
 def together(hosts: int, of_ranks: Sequence[dict]) -> dict:
-    """One row from the rows of all ranks.
+    """Returns one row from the rows of all ranks.
 
-    It has the fields of the first rank's row, but the samples, and `seconds` of each
-    sample, `cpu` of a rank, bytes `sent` and those of the `busiest` link, and the seconds
-    that these take on the `network` at the row's `rate`.
+    It has the fields of the first rank's row without its samples, and `seconds`, one for
+    each sample; `cpu`, the mean over ranks; the bytes `sent` by a rank, the mean over
+    ranks; the bytes of the `busiest` link; and `network`, the seconds that these bytes take
+    at the row's `rate`.
     """
     row = {key: value for key, value in of_ranks[0].items() if key not in _BY_SAMPLE}
     samples = zip(*(row["spans"] for row in of_ranks), strict=True)
@@ -117,7 +119,7 @@ def _calls(here: host.Here, side: Side) -> int:
 
 def _sample(here: host.Here, side: Side, calls: int) -> host.Section:
     with here.section() as section:
-        # Ranks leave the barrier one after another; a first run brings them together.
+        # Ranks leave the barrier one after another; a first run synchronizes them.
         side.run()
         section.begin()
         for _ in range(calls):

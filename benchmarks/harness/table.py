@@ -14,8 +14,8 @@ class Column(NamedTuple):
     Attributes:
         header: Its name.
         value: The field of a row that it shows, or a function of the row.
-        form: How a value is formatted, as ".1f"; texts, which have none, stand left.
-        scale: The factor by which a number is shown.
+        form: The format of a value, such as ".1f"; a column without one is left-aligned.
+        scale: The factor by which numbers are multiplied.
     """
 
     header: str
@@ -24,7 +24,7 @@ class Column(NamedTuple):
     scale: float = 1
 
     def text(self, row: dict) -> str:
-        """The cell of a row; a dash where there is no value."""
+        """Returns the text of a row's cell; a dash if the value is None."""
         value = row.get(self.value) if isinstance(self.value, str) else self.value(row)
         if value is None:
             return "-"
@@ -32,7 +32,7 @@ class Column(NamedTuple):
 
 
 def show(rows: Iterable[dict], columns: Iterable[Column], title: str = "") -> None:
-    """Prints rows as a table, below a title if there is one."""
+    """Prints rows as a table, below a title if one is given."""
     columns = list(columns)
     table = Table(box=None, pad_edge=False)
     for column in columns:
@@ -42,6 +42,6 @@ def show(rows: Iterable[dict], columns: Iterable[Column], title: str = "") -> No
         table.add_row(*(column.text(row) for column in columns))
     if title:
         print(f"\n{title}")
-    # A file has no width.
+    # Output to a file has no width of its own.
     Console(file=sys.stdout, width=240, highlight=False, markup=False).print(table)
     sys.stdout.flush()

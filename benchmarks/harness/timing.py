@@ -9,11 +9,19 @@ from benchmarks.harness.record import say
 
 
 def alternate(sides: dict, repeats: int, sample: float = 0.1) -> dict[str, list[float]]:
-    """Seconds a call of each function, the functions in turn.
+    """Times functions in turn, so that noise affects all equally.
 
-    So noise falls on all alike. A sample is as many calls as take `sample` seconds, so
-    that an interruption weighs as much on a short function as on a long one. A GPU is given
-    the calls of a sample together: what it takes to launch one would hide a short function.
+    A sample is as many calls as take about `sample` seconds, so that an interruption has
+    the same weight for a short function as for a long one. On a GPU the calls of a sample
+    are queued: the time of a launch would hide that of a short function.
+
+    Args:
+        sides: The functions, by name.
+        repeats: The number of samples of each.
+        sample: The seconds of a sample.
+
+    Returns:
+        For each function the seconds of a call in each sample.
     """
     queued = jax.default_backend() == "gpu"
 
@@ -38,13 +46,16 @@ def alternate(sides: dict, repeats: int, sample: float = 0.1) -> dict[str, list[
 
 
 def spread(times: list[float]) -> str:
-    """Median, and the range, in milliseconds."""
+    """Formats the median and the range of times in milliseconds."""
     low, middle, high = min(times), statistics.median(times), max(times)
     return f"{1e3 * middle:.2f} ms ({1e3 * low:.2f} to {1e3 * high:.2f})"
 
 
 def ratios(times: dict[str, list[float]], side: str) -> dict[str, float]:
-    """The median of each function's times over those of one, sample by sample."""
+    """Returns for each function the median ratio of its times to those of `side`.
+
+    Ratios are taken sample by sample.
+    """
     return {
         name: statistics.median(a / b for a, b in zip(taken, times[side], strict=True))
         for name, taken in times.items()

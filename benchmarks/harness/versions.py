@@ -3,14 +3,14 @@
     python -m benchmarks.harness.versions COMMIT benchmarks.network.communication \\
         --hosts 4 16 --workloads lstm topk --more-rates --schemes psum zen
 
-Says whether something got slower since a commit: its files, benchmarks included, are
-checked out into a folder of their own, and the command runs there, here, here and there
-again, so that what drifts on the machine weighs on both. All arguments behind the module's
-name are the benchmark's, which must take `--name`.
+Shows whether something got slower since a commit. The files of the commit, benchmarks
+included, are checked out into a temporary folder, and the command runs there, here, here,
+and there again, so that a drift of the machine affects both versions. All arguments after
+the module's name are those of the benchmark, which must accept `--name`.
 
-For each row that both versions have the median of all samples is printed, before and
-after, and the ratio; where the rows have a side `psum`, which no version of the library
-changes, its ratio says how alike the runs are.
+For each row that both versions have, the median of all samples is printed, before and
+after, with the ratio. If the rows have a side `psum`, which does not depend on the library,
+its ratio shows how comparable the runs are.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ from benchmarks.harness.table import Column
 
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-# Fields that name a row, and those that are compared, where rows have them.
+# The fields that identify a row, and the fields that are compared; rows may lack some.
 KEYS = ("workload", "rate", "hosts", "scheme")
 FIELDS = ("seconds", "cpu", "compile", "sent")
 
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """A version of the library: what it is called, and where its files are."""
+    """A version of the library: its name in the results, and the folder of its files."""
 
     name: str
     folder: pathlib.Path
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def compared(before: list[dict], after: list[dict]) -> list[dict]:
-    """A row for each that both have: medians of each field before and after."""
+    """Returns for each row that both versions have the medians of fields in each."""
     rows = []
     names = list(dict.fromkeys(map(_name, after)))
     for name in names:
@@ -91,7 +91,7 @@ def compared(before: list[dict], after: list[dict]) -> list[dict]:
 
 
 def show(rows: list[dict]) -> None:
-    """Prints what was compared: before, after and the ratio of each field."""
+    """Prints the comparison: each field before and after, and the ratio."""
     fields = [field for field in FIELDS if any(field in row for row in rows)]
     columns = [Column(key, key) for key in KEYS if any(key in row for row in rows)]
     for field in fields:

@@ -84,7 +84,7 @@ def _read(path, like, about):
     if about is not None:
         _check_about(records.check_about(about), record.about, folder)
     fresh, arrays = described(like)
-    tree.check_there(like, "sparsejax.restore", ", or with trainer.init(params)")
+    tree.check_not_donated(like, "sparsejax.restore", ", or with trainer.init(params)")
     here = ranks_of(like)
     others = record.ranks.are_others(here)
     _check_same(record, fresh, here, others, folder, find(like, HELD))

@@ -70,7 +70,7 @@ def save(
                 f"sparsejax.save was given a state without numbers, with a {x}, as "
                 "jax.eval_shape and sparsejax.abstract_state make them."
             )
-    tree.check_there(state, "sparsejax.save")
+    tree.check_not_donated(state, "sparsejax.save")
     check_whole(state)
     about = records.check_about(about)
     record = records.Record(records.versions(), ranks_of(state), about, part)

@@ -42,7 +42,7 @@ def residuals(state: Any) -> Any:
         `sparsejax.summary`: the traffic as a table.
         `sparsejax.explain`: forecasts the traffic.
     """
-    tree.check_there(state, "sparsejax.residuals")
+    tree.check_not_donated(state, "sparsejax.residuals")
     memories = find(state, FeedbackState)
     trees = [memory.residual.value for memory in memories if memory.residual is not None]
     if memories and not trees:
@@ -118,7 +118,7 @@ def metrics(state: Any) -> dict[str, jax.Array]:
             "there is no state of a sparsejax transformation in this state; pass the "
             "optimizer's state, as tx.init or tx.update returned it."
         )
-    tree.check_there(state, "sparsejax.metrics")
+    tree.check_not_donated(state, "sparsejax.metrics")
     result: dict[str, jax.Array] = {}
     syncs = sparsifiers = 0
     for feedback in find(state, FeedbackState):

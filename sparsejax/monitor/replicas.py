@@ -120,7 +120,7 @@ class _Leaf(NamedTuple):
 
 def _compare(given, axis_name, when):
     axes.check_axis_name(axis_name, _CALL)
-    tree.check_there(given, _CALL)
+    tree.check_not_donated(given, _CALL)
     by_mesh: dict[Mesh, list[tuple[_Leaf, tuple[str, ...]]]] = {}
     for leaf in _leaves(given):
         if copied := _copied_over(leaf, axis_name):

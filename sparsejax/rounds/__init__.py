@@ -1,16 +1,16 @@
 """Local steps: ranks train independently, and exchange their offsets once in each round.
 
-`sparsejax.local_steps` is the transformation, `sparsejax.local` reads the parameters of a
-rank. Here are presets with the numbers of published methods, and the state.
+`sparsejax.local_steps` is the transformation, `sparsejax.local` returns the parameters of a
+rank. Here are presets with the settings of published methods, and the state.
 
-    state         the state of the transformation, and how it is found
+    state         the state of the transformation, and its lookup in a chain's state
     reading       this rank's parameters: `sparsejax.local`
     inner_steps   the steps between two exchanges, inside `shard_map` and under `jit`
     outer_steps   the exchange, and the step of the anchor
     fragments     parts of the parameters, and when they are sent and applied
-    transformation  `local_steps`: inner steps, and what is due
+    transformation  `local_steps`: inner steps, and the exchanges that are due
     overlap       exchanges that run concurrently with the steps
-    checks        what is refused, by name
+    checks        checks of arguments and of gradients
     presets       published methods as calls of `local_steps`
     every_step    published methods that exchange a little in every step
 """

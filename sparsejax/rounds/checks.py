@@ -1,4 +1,4 @@
-"""What local steps refuse, by name: parts that do not fit, and gradients of other kinds."""
+"""Checks of the arguments of local steps, and of the kinds of their gradients."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,12 +28,12 @@ _TABLES = (
 
 
 def check_transformation(name: str, tx: Any, call: str = CALL) -> None:
-    """Raises unless an argument is an optax transformation that may stand there.
+    """Raises unless an argument is an optax transformation that may be wrapped.
 
     Args:
-        name: The argument.
-        tx: What was given.
-        call: Whose argument it is.
+        name: The name of the argument.
+        tx: Its value.
+        call: The function whose argument it is.
     """
     if not isinstance(tx, optax.GradientTransformation):
         fix = ": call it" if hasattr(tx, "init") else ""
@@ -54,7 +54,7 @@ def check_parts(
     sync: optax.GradientTransformation,
     params: Any,
 ) -> None:
-    """Raises where a part of the transformation does not do what it is for.
+    """Raises if `inner` or `outer` sends, or `sync` does not synchronize.
 
     Args:
         inner: The optimizer of each rank.
@@ -90,10 +90,10 @@ def check_parts(
 
 
 def _check_follows(inner, params):
-    """Raises where the inner optimizer keeps parameters, which no round would move.
+    """Raises if the inner optimizer keeps copies of parameters, which no round would move.
 
-    Its first state shows it: what is made of the values of parameters, and not of their
-    shapes alone, is a copy of them.
+    Its first state shows it: an array that depends on the values of parameters, and not
+    only on their shapes, is such a copy.
     """
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params
@@ -113,11 +113,11 @@ def _check_follows(inner, params):
 
 
 def check_kind(path: str, leaf: Any) -> None:
-    """Raises where a gradient is no whole array of numbers.
+    """Raises unless a gradient is a dense array of a floating dtype.
 
     Args:
-        path: Of the gradient.
-        leaf: The gradient of one rank, or of all.
+        path: The path of the gradient.
+        leaf: The gradient of one rank, or the stacked gradients of all.
     """
     if is_row_grads(leaf) or tree.is_sparse(leaf) or sharded.is_sharded(leaf):
         raise LeafError(
@@ -127,7 +127,7 @@ def check_kind(path: str, leaf: Any) -> None:
 
 
 def check_blend(blend: Any, delay: int) -> None:
-    """Raises unless a blend is a share, and something is received late to be blended."""
+    """Raises unless a blend lies in [0, 1), and is 0 without a delay."""
     if not arguments.is_number(blend) or not 0 <= blend < 1:
         raise ArgumentError(
             f"blend must lie in [0, 1), got {blend!r}: it is the share of its own "
@@ -142,7 +142,7 @@ def check_blend(blend: Any, delay: int) -> None:
 
 
 def check_delayed(delay: int, extra: Mapping[str, Any]) -> None:
-    """Raises where ranks have weights, and an exchange is applied in a later step."""
+    """Raises if ranks have weights, and an exchange is applied in a later step."""
     if delay and extra.get("weight") is not None:
         raise ArgumentError(
             f"{UPDATE} was given weight=, and with delay={delay} what is applied in a step "
@@ -152,7 +152,7 @@ def check_delayed(delay: int, extra: Mapping[str, Any]) -> None:
 
 
 def require_params(params: Any) -> None:
-    """Raises where `update` was given no parameters."""
+    """Raises if `update` was given no parameters."""
     if params is None:
         raise ArgumentError(
             f"{UPDATE} was given no parameters, and inner and outer optimizer are given "

@@ -39,7 +39,7 @@ def demo(
     """DeMo: the largest cosine coefficients of the momentum, and the sign of their mean.
 
     A rank accumulates its gradients g in e. It sends the largest coefficients of each block
-    of 64 x 64 numbers of a matrix, and of each run of 64 numbers of a vector. With C the
+    of 64 x 64 elements of a matrix, and of each run of 64 elements of a vector. With C the
     orthonormal DCT-II of the blocks, in every step
 
         e    = decay e + lr g
@@ -58,7 +58,7 @@ def demo(
         decay: The share of e that is kept in a step.
         weight_decay: The weight decay; it is multiplied by the learning rate.
         k: The number of coefficients of a whole block.
-        chunk: Numbers in a whole block; see `sparsejax.chunked_sync`.
+        chunk: The number of elements of a whole block; see `sparsejax.chunked_sync`.
         values: How values are sent; see `sparsejax.chunked_sync`. The authors send float32.
         reduce: "mean"; or "sum" for partial sums under `jit`, whose sign is the same.
         axis_name: The mesh axis of the ranks; the only manual one if None.
@@ -119,13 +119,13 @@ def flex_demo(
 
     * "demo": the k largest cosine coefficients of each block, as in `demo`. Their mean is
       over the senders of each.
-    * "random": a share of the numbers, the same on all ranks, and others in each step. No
+    * "random": a random share of the elements, equal on all ranks, drawn anew in each step.
+      No indices are sent.
+    * "striding": every s-th element, s about 1 / share, from another start in each step. No
       indices are sent.
-    * "striding": every s-th number, s about 1 / share, from another start in each step. No
-      indices are sent.
-    * "full": all numbers; nothing is accumulated.
+    * "full": all elements; nothing is accumulated.
 
-    "random" and "striding" send leaves below 65,536 numbers whole. The authors'
+    "random" and "striding" send leaves below 65,536 elements whole. The authors'
     `replicate_every` is `sparsejax.accumulate` around the transformation. The authors
     accumulate lr g. With a constant rate that is the same for a sign, and for AdamW but for
     its epsilon.
@@ -135,10 +135,10 @@ def flex_demo(
             same gradient on all ranks. The authors refuse AdamW with "demo".
         replicator: "demo", "random", "striding" or "full".
         sign: Whether the optimizer is given signs.
-        share: The share of numbers that "random" and "striding" send.
+        share: The share of elements that "random" and "striding" send.
         decay: The share of e that is kept in a step.
         k: The number of coefficients of a whole block, for "demo".
-        chunk: Numbers in a whole block, for "demo".
+        chunk: The number of elements of a whole block, for "demo".
         values: How values are sent, for "demo"; see `sparsejax.chunked_sync`.
         reduce: "mean"; or "sum" for partial sums under `jit`.
         seed: The seed of "random".
@@ -176,14 +176,17 @@ def flex_demo(
 
 
 def _cosines(axis_name, k, chunk, decay, **options):
-    """The largest cosine coefficients of each block, their mean over senders."""
+    """Returns the exchange of the largest cosine coefficients of each block.
+
+    They are averaged over their senders.
+    """
     _check_decay(decay)
     blocks = {"k": k, "chunk": chunk, "transform": "dct", "over": "senders"}
     return chunked_sync(axis_name, **blocks, decay=decay, **options)
 
 
 def _times_rate(lr):
-    """Gradients times the learning rate."""
+    """Returns a transformation that multiplies gradients by the learning rate."""
     schedule = lr if callable(lr) else lambda step: lr
 
     def init(params):
@@ -200,7 +203,7 @@ def _times_rate(lr):
 
 
 def _as_factor(rate, x):
-    """The rate as a factor of an array, of its dtype; of one that is unreduced, too."""
+    """Casts the rate to the dtype of x; to reduced, if x is unreduced."""
     mesh, rate = mesh_of(x), rate.astype(x.dtype)
     over = jax.typeof(x).sharding.spec.unreduced
     if mesh is None or not over:
@@ -209,7 +212,7 @@ def _as_factor(rate, x):
 
 
 def _check_decay(decay):
-    """Raises unless what was not sent fades."""
+    """Raises unless a decay lies in (0, 1), so that residuals decay."""
     if not arguments.is_number(decay) or not 0 < decay < 1:
         raise ArgumentError(
             f"decay must lie in (0, 1), got {decay!r}: at 1 gradients that were not sent "

@@ -1,12 +1,12 @@
-"""Fragments: parts of the parameters that are exchanged at steps of their own.
+"""Fragments: parts of the parameters that are exchanged at different steps.
 
-With P fragments and rounds of H steps a fragment is sent every H steps, and one of them
-every H / P steps, so that a link carries a part at a time instead of all at once. What is
-sent at the end of step t is applied at the end of step t + delay: until then the steps of
-the inner optimizer continue.
+With P fragments and rounds of H steps each fragment is sent every H steps, and some
+fragment every H / P steps, so that a link carries a part at a time instead of all at once.
+What is sent at the end of step t is applied at the end of step t + delay. Until then the
+inner steps continue.
 
 Leaves are assigned by size, the largest first, each to the fragment that is the smallest so
-far. It follows from the shapes alone, so all ranks assign equally.
+far. The assignment depends on shapes alone, so it is equal on all ranks.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ from sparsejax.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class FragmentSchedule:
-    """When fragments are sent, and when what was received is applied.
+    """The steps at which fragments are sent, and at which results are applied.
 
     Attributes:
-        every: Steps in a round.
-        fragments: How many fragments.
-        delay: Steps from sending to applying.
+        every: The number of steps of a round.
+        fragments: The number of fragments.
+        delay: The number of steps from sending a fragment to applying the result.
     """
 
     every: int
@@ -54,28 +54,28 @@ class FragmentSchedule:
             )
 
     def is_sent(self, step: Any, number: int) -> Any:
-        """Whether a fragment is sent at the end of a step; steps count from 0."""
+        """Returns whether a fragment is sent at the end of a step; steps count from 0."""
         place = (number + 1) * (self.every // self.fragments) % self.every
         return (step + 1) % self.every == place
 
     def is_applied(self, step: Any, number: int) -> Any:
-        """Whether a fragment that was sent before is applied at the end of a step."""
+        """Returns whether a sent fragment is applied at the end of a step."""
         return (step >= self.delay) & self.is_sent(step - self.delay, number)
 
     def is_pending(self, step: int, number: int) -> bool:
-        """Whether a fragment was sent by the end of a step, and not applied before it."""
+        """Returns whether it was sent by the end of a step, and not applied before that."""
         since = range(max(0, step - self.delay), step + 1)
         return any(self.is_sent(before, number) for before in since)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fragments:
-    """Which fragment each leaf is in.
+    """The fragment of each leaf.
 
     Attributes:
-        structure: Of the parameters.
-        numbers: The fragment of each leaf, in the order of the tree.
-        count: How many fragments.
+        structure: The structure of the tree of parameters.
+        numbers: The number of the fragment of each leaf, in the order of the tree.
+        count: The number of fragments.
     """
 
     structure: Any
@@ -84,7 +84,7 @@ class Fragments:
 
     @classmethod
     def of(cls, params: Any, count: int) -> "Fragments":
-        """The fragments of parameters; raises where the leaves are fewer."""
+        """Assigns parameters to fragments; raises if there are fewer leaves."""
         leaves, structure = jax.tree.flatten(params)
         sizes = [math.prod(jnp.shape(x)) for x in leaves]
         if count > max(len(sizes), 1):
@@ -100,7 +100,7 @@ class Fragments:
         return cls(structure, tuple(numbers), count)
 
     def only(self, number: int, tree: Any) -> Any:
-        """A tree like the parameters, masked but for the leaves of a fragment."""
+        """Masks all leaves of a tree like the parameters but those of a fragment."""
         if self.count == 1:
             return tree
         pairs = zip(self.structure.flatten_up_to(tree), self.numbers, strict=True)
@@ -109,7 +109,7 @@ class Fragments:
         )
 
     def together(self, trees: Sequence[Any]) -> Any:
-        """A tree from those of all fragments; inverse of `only`."""
+        """Merges the trees of all fragments into one, the inverse of `only`."""
         if self.count == 1:
             return trees[0]
         rows = list(map(self.structure.flatten_up_to, trees))
@@ -118,6 +118,6 @@ class Fragments:
         )
 
     def replaced(self, number: int, tree: Any, part: Any) -> Any:
-        """A tree with the leaves of a fragment of another one."""
+        """Returns a tree whose leaves of a fragment are those of `part`."""
         both = [part if n == number else self.only(n, tree) for n in range(self.count)]
         return self.together(both)

@@ -1,11 +1,12 @@
-"""The steps between two exchanges: one of every rank's own optimizer. Nothing is sent.
+"""The steps between two exchanges: each is one step of every rank's own optimizer.
 
-Inside `shard_map` a rank has its own row of the offset and of the optimizer's state, and
-takes one step (`OnRank`).
+Nothing is sent. Inside `shard_map` a rank has its own row of the offsets and of the
+optimizer's state, and takes one step (`OnRank`).
 
-Under `jit` all ranks are stacked, [ranks, ...], sharded over their axis, and the step is a
-`vmap` over it (`Stacked`). Shards over a fast axis are left to XLA, so what an optimizer
-computes of a whole gradient, as its norm, is summed over that axis, and over no other.
+Under `jit` the arrays of all ranks are stacked, [ranks, ...], sharded over their axis, and
+the step is a `vmap` over it (`Stacked`). Shards over a fast axis are left to XLA, so that a
+reduction of an optimizer over a whole gradient, such as its norm, is also over that axis,
+and over no other.
 """
 
 from collections.abc import Sequence
@@ -40,11 +41,11 @@ _HOW = (
 
 
 class Moved(NamedTuple):
-    """What a step of the inner optimizer leaves.
+    """The arrays by rank that a step of the inner optimizer changes.
 
     Attributes:
-        offset: Of each rank from the anchor.
-        inner: The state of the inner optimizer.
+        offset: The offset of each rank's parameters from the anchor.
+        inner: The state of each rank's inner optimizer.
     """
 
     offset: RankState
@@ -52,7 +53,7 @@ class Moved(NamedTuple):
 
 
 def nothing_moved(params: Any, axis_name: AxisName) -> RankState:
-    """The offsets at the beginning of a round, inside `shard_map`."""
+    """Returns the offsets at the start of training, zeros, inside `shard_map`."""
     held = by_rank(params, axis_name)
     return RankState(held.value, axis_name, ranks=held.ranks)
 
@@ -60,13 +61,13 @@ def nothing_moved(params: Any, axis_name: AxisName) -> RankState:
 def first_state(
     inner: optax.GradientTransformation, params: Any, offset: RankState, mesh: Any
 ) -> RankState:
-    """The first state of the inner optimizer, one a rank.
+    """Returns the first states of the inner optimizer, one for each rank.
 
     Args:
         inner: The optimizer.
         params: The parameters.
         offset: The first offsets.
-        mesh: The mesh where it is made under `jit`; None inside `shard_map`.
+        mesh: The mesh under `jit`; None inside `shard_map`.
     """
     axis_name, state = offset.axis_name, inner.init(params)
     if mesh is None:
@@ -80,7 +81,7 @@ def first_state(
 
 
 class OnRank(NamedTuple):
-    """A single rank, inside `shard_map`.
+    """The inner steps of this rank, inside `shard_map`.
 
     Attributes:
         wire: The ranks.
@@ -95,12 +96,12 @@ class OnRank(NamedTuple):
         state: Moved,
         params: Any,
     ) -> Moved:
-        """One step of this rank.
+        """Takes one step of this rank.
 
         Args:
             inner: The optimizer.
             grads: This rank's gradients.
-            state: Before the step.
+            state: The offset and the optimizer's state before the step.
             params: The anchor.
         """
         paths, leaves, structure = _flattened(grads)
@@ -117,17 +118,17 @@ class OnRank(NamedTuple):
         return Moved(state.offset.with_value(offset), state.inner.with_value(after))
 
     def only(self, fragments: Fragments, number: int) -> "OnRank":
-        """As it is for a fragment of the parameters."""
+        """Returns the same for a fragment of the parameters."""
         del fragments, number
         return self
 
     def differences(self, offset: RankState) -> Any:
-        """The anchor minus this rank's parameters; see `outer_steps.LocalRanks`."""
+        """Returns anchor minus this rank's parameters; see `outer_steps.LocalRanks`."""
         return jax.tree.map(lambda x: -x[0], offset.value)
 
 
 class Stacked(NamedTuple):
-    """All ranks, stacked, under `jit`.
+    """The inner steps of all ranks, stacked, under `jit`.
 
     Attributes:
         axis_name: The axis of the ranks.
@@ -141,7 +142,7 @@ class Stacked(NamedTuple):
 
     @classmethod
     def of(cls, grads: Any, offset: RankState, mesh: Mesh | AbstractMesh) -> "Stacked":
-        """From stacked gradients; raises unless they are such, by name."""
+        """Makes it of stacked gradients; raises, naming the leaf, if any is not."""
         paths, leaves, structure = _flattened(grads)
         for path, leaf in zip(paths, leaves, strict=True):
             if not is_per_replica(leaf):
@@ -175,7 +176,7 @@ class Stacked(NamedTuple):
         state: Moved,
         params: Any,
     ) -> Moved:
-        """One step of every rank; see `OnRank.step`."""
+        """Takes one step of every rank; see `OnRank.step`."""
         _, nodes, structure = _flattened(grads)
         anchors, rows = (structure.flatten_up_to(x) for x in (params, state.offset.value))
         own = [
@@ -193,12 +194,12 @@ class Stacked(NamedTuple):
         )
 
     def only(self, fragments: Fragments, number: int) -> "Stacked":
-        """As it is for a fragment of the parameters."""
+        """Returns the same for a fragment of the parameters."""
         pairs = zip(self.specs, fragments.numbers, strict=True)
         return self._replace(specs=[spec for spec, own in pairs if own == number])
 
     def differences(self, offset: RankState) -> Any:
-        """The anchor minus the parameters of each rank; see `outer_steps.LocalRanks`."""
+        """Returns anchor minus parameters of each rank; see `outer_steps.LocalRanks`."""
         leaves, structure = jax.tree.flatten(offset.value)
         return structure.unflatten(
             [
@@ -212,15 +213,18 @@ class Stacked(NamedTuple):
         return AxisType.Explicit not in self.mesh.axis_types
 
     def _auto_axes(self):
-        """The axis of the ranks, where no type says that arrays are sharded over it."""
+        """Returns the axis of the ranks if the mesh has no Explicit axes, else None."""
         return self.axis_name if self._is_auto else None
 
     def _known(self, params, structure):
-        """The parameters by their paths, and how they are sharded."""
+        """Returns the paths and specs of the parameters."""
         return ParameterSpecs.of(params, structure.unflatten(self.specs))
 
     def _placed(self, held, known):
-        """What ranks have, where it was: on Auto axes XLA is free to move it."""
+        """Constrains arrays by rank to their shardings on Auto axes: XLA may move them.
+
+        On Explicit axes types keep them in place.
+        """
         if not self._is_auto:
             return held
         put = lambda x, spec: jax.lax.with_sharding_constraint(
@@ -232,17 +236,17 @@ class Stacked(NamedTuple):
 
 
 def _plus(offset, update):
-    """An offset after an update, in the dtype of the offset."""
+    """Adds an update to an offset, in the dtype of the offset."""
     return offset + update.astype(offset.dtype)
 
 
 def _with_axis(values):
-    """What a rank has, with the axis of the ranks in front."""
+    """Adds the leading axis of the ranks to a rank's arrays."""
     return jax.tree.map(lambda x: jnp.asarray(x)[None], values)
 
 
 def _flattened(grads):
-    """The paths, the leaves and the structure of gradients of any kind."""
+    """Returns the paths, the leaves and the structure of gradients of any kind."""
     is_leaf = lambda x: (
         is_per_replica(x) or is_row_grads(x) or tree.is_sparse(x) or sharded.is_sharded(x)
     )

@@ -1,15 +1,15 @@
 """The step between two rounds: it exchanges the ranks' offsets, and moves the anchor.
 
-    mean    = sync(anchor - parameters of this rank)    over the wire
-    update  = outer(mean)                               the same on all ranks
+    mean    = sync(anchor - parameters of this rank)    on the wire
+    update  = outer(mean)                               equal on all ranks
     anchor  = anchor + update
     offset  = blend (offset - update)
 
-The last line is where a rank continues. With a blend of 0 it continues from the anchor.
-Where the exchange began some steps ago, those steps would be lost: with a blend b the
-parameters of a rank become b times what they were plus 1 - b times the anchor.
+The last line determines where a rank continues: with a blend of 0 from the anchor. If the
+exchange began some steps ago, those steps would then be lost. With a blend b the new
+parameters of a rank are b times its old ones plus 1 - b times the new anchor.
 
-The exchange is a function of its own, so that `overlap` can make a program of it.
+The exchange is a separate function, so that `overlap` can compile it as a program.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ from sparsejax.state.per_rank import RankState
 
 
 class LocalRanks(Protocol):
-    """The ranks in a call: one inside `shard_map`, or all stacked."""
+    """The protocol of the ranks in a call: `OnRank`, or `Stacked`."""
 
     def differences(self, offset: RankState) -> Any:
-        """The anchor minus the parameters of a rank, as `sync` is given it."""
+        """Returns anchor minus parameters of a rank, in the form that `sync` takes."""
         ...
 
 
@@ -46,24 +46,24 @@ class OuterSteps:
     blend: float = 0.0
 
     def init(self, anchor: Any) -> OuterState:
-        """The first state of a fragment, in the dtypes of the offsets."""
+        """Returns the first state for the anchor of a fragment, in the offsets' dtypes."""
         return OuterState(self.sync.init(anchor), self.outer.init(anchor))
 
     def exchange(
         self, ranks: LocalRanks, outgoing: RankState, state: Any, anchor: Any, **extra: Any
     ) -> tuple[Any, Any]:
-        """Sends the ranks' offsets; the only part that uses the network.
+        """Sends the ranks' offsets; no other part uses the network.
 
         Args:
             ranks: The ranks.
             outgoing: The offsets as they were when the exchange began.
-            state: Of the synchronization.
-            anchor: In the dtypes of the offsets.
+            state: The state of the synchronization.
+            anchor: The anchor, in the dtypes of the offsets.
             **extra: Further arguments of the synchronization.
 
         Returns:
-            What `outer` is given as a gradient, the same on all ranks, and the next state
-            of the synchronization.
+            The gradient for `outer`, equal on all ranks, and the next state of the
+            synchronization.
         """
         differences = ranks.differences(outgoing)
         return self.sync.update(differences, state, anchor, **extra)
@@ -74,9 +74,9 @@ class OuterSteps:
         """Moves the anchor; nothing is sent.
 
         Args:
-            exchanged: What `exchange` has returned.
-            state: Of the fragment.
-            anchor: In the dtypes of the offsets.
+            exchanged: The result of `exchange`.
+            state: The state of the fragment.
+            anchor: The anchor, in the dtypes of the offsets.
 
         Returns:
             The updates of the anchor, and the next state.
@@ -88,9 +88,9 @@ class OuterSteps:
 
 
 def _blended(offset, updates, blend):
-    """The share of the offsets from the new anchor that ranks keep, [ranks, ...]."""
+    """Returns the offsets from the new anchor times the blend, [ranks, ...]."""
     kept = lambda x, update: blend * (x - update.astype(x.dtype))
     value = offset.value
-    if not blend:  # Nothing is kept, NaN neither.
+    if not blend:  # Not 0 * x: a NaN must not be kept.
         return offset.with_value(jax.tree.map(jnp.zeros_like, value))
     return offset.with_value(jax.tree.map(kept, value, updates))

@@ -1,16 +1,16 @@
 """Exchanges that run concurrently with the steps, each as a separate program: `Overlap`.
 
-On the wire is what the exchanges of `local_steps` send, and nothing else: the program of a
-step has no collective. After each step `turn` is called on the host, on all processes, and
-by the number of the step alone does what is due:
+On the wire: what the exchanges of `local_steps` send, and nothing else; the program of a
+step has no collective. After each step `turn` is called on the host, on all processes. The
+number of the step alone determines what it does with each fragment:
 
-    sent       copies the offsets of a fragment, and hands its exchange to a thread
+    sent       copies the offsets of the fragment, and starts its exchange in a thread
     applied    waits for the exchange, and moves the anchor
 
 So exchanges run in one order on all processes. The copies are in the state, too: a state
-that was saved between the two is complete, and a run that is restored from it begins the
-exchange anew. Results are those of `tx.update`, to rounding: it computes the same exchange
-in the step in which it is applied.
+that is saved between the two is complete, and a run that is restored from it starts the
+exchange again. Results equal those of `tx.update` up to rounding, which computes the same
+exchange in the step in which it is applied.
 """
 
 import functools
@@ -137,13 +137,13 @@ class Overlap:
         background.wait()
 
     def _step(self, grads, state, params=None, **extra):
-        """An inner step, whose updates are zeros."""
+        """Takes an inner step, and returns zeros as updates."""
         del extra
         _, state = self._rounds.advance(grads, state, params)
         return jax.tree.map(jnp.zeros_like, params), state
 
     def _ended(self, opt_state):
-        """The number of the step that has ended, from 0; raises where one was left out."""
+        """Returns the number of the last step, from 0; raises if a call was left out."""
         done = int(np.asarray(opt_state.step.addressable_data(0)))
         if self._last is not None and done != self._last + 1:
             raise StateError(
@@ -155,7 +155,7 @@ class Overlap:
         return done - 1
 
     def _sent(self, own, anchor, number):
-        """A fragment whose exchange has begun."""
+        """Starts the exchange of a fragment, and returns its next state."""
         if own.outgoing is None:
             self._begin(own.offset, own, anchor, number)
             return own
@@ -164,8 +164,8 @@ class Overlap:
         return own
 
     def _begin(self, outgoing, own: FragmentState, anchor, number):
-        """Hands an exchange to the background."""
-        # Copies, since a step uses up what it is given.
+        """Starts an exchange in the background thread."""
+        # They are copies, because the next step may donate the buffers of the state.
         given = _copy((outgoing, own.of_outer.sync, anchor))
         ranks = self._ranks(anchor, outgoing)
 
@@ -177,7 +177,7 @@ class Overlap:
         self._running[number] = background.submit(program, *given)
 
     def _applied(self, own, anchor, number):
-        """A fragment of the anchor, and of the state, after an outer step."""
+        """Waits for an exchange; returns the fragment's anchor and state after it."""
         exchanged = self._running.pop(number).result()
 
         def apply(exchanged, own, anchor):
@@ -190,7 +190,7 @@ class Overlap:
         return program(*given)
 
     def _compiled(self, key, function, given, places):
-        """The program of a function, compiled once."""
+        """Returns the compiled program of a function, from a cache."""
         if key not in self._programs:
             with jax.set_mesh(self._mesh):
                 jitted = jax.jit(function, out_shardings=places)
@@ -198,13 +198,13 @@ class Overlap:
         return self._programs[key]
 
     def _ranks(self, anchor, offset):
-        """All ranks, stacked."""
+        """Returns the ranks, stacked, with the shardings of the anchor."""
         specs = [_spec_of(x) for x in jax.tree.leaves(anchor)]
         return Stacked(offset.axis_name, self._mesh, specs)
 
 
 def _spec_of(x):
-    """How an array is sharded, outside of `jit`."""
+    """Returns the spec of a concrete array; `P()` without a named sharding."""
     is_named = isinstance(x.sharding, NamedSharding)
     return x.sharding.spec if is_named else PartitionSpec()
 

@@ -152,7 +152,7 @@ def sparse_loco(
     With d the offset of a rank, anchor minus parameters, and e its residual:
 
         e      = decay e + d
-        sent   = the k largest of each block of 4,096 numbers of e, in few bits
+        sent   = the k largest of each block of 4,096 elements of e, in few bits
         e      = e - sent
         anchor = anchor - lr mean(sent)
 
@@ -169,9 +169,9 @@ def sparse_loco(
         every: The number of steps of a round; the paper's are 15 to 250.
         lr: The learning rate of the outer optimizer.
         decay: The share of the residual that is added in the next round.
-        k: The number of entries of each block of 4,096 numbers.
+        k: The number of entries of each block of 4,096 elements.
         values: How values are sent; see `sparsejax.chunked_sync`.
-        over: What an entry of the sum is divided by: the number of its "senders", or of all
+        over: The divisor of an entry of the sum: the number of its "senders", or of all
             "ranks".
         via: "all_gather" or "owners"; see `sparsejax.chunked_sync`.
         pull_k: The number of entries of each block of a sum that its owner sends.
@@ -222,11 +222,11 @@ def pulse_loco(
                0    elsewhere
         e    = e - sent
 
-    Then comes DiLoCo's outer step on the mean of what was sent. The rule of what is sent
-    takes the offsets of all ranks to be equal, and has no momentum. Values are sent in
-    float32, exactly, by `sparsejax.zen_sync`. At the learning rates of reinforcement
-    learning, about 1e-6, that is about one parameter in a hundred a step. Small changes add
-    up in e until they are visible. Leaves below 65,536 numbers are sent whole.
+    DiLoCo's outer step is then taken with the mean of what was sent. The rule that selects
+    entries assumes equal offsets on all ranks, and no momentum. Values are sent in float32,
+    exactly, by `sparsejax.zen_sync`. At the learning rates of reinforcement learning, about
+    1e-6, that is about one parameter in a hundred a step. Small changes accumulate in e
+    until they are visible. Leaves below 65,536 elements are sent whole.
 
     Args:
         inner: The optimizer of each rank; the paper's is AdamW.

@@ -1,8 +1,7 @@
 """The parameters that a rank reads: `sparsejax.local`.
 
-Nothing is sent. The parameters of a script are the anchor, the same on all ranks. What a
-rank's offset since the last round is in the state of `sparsejax.local_steps`, and is added
-here:
+Nothing is sent. The parameters of a script are the anchor, equal on all ranks. The offset
+of a rank from it is in the state of `sparsejax.local_steps`, and is added here:
 
     parameters of this rank = anchor + offset
 
@@ -95,7 +94,7 @@ def local(params: Any, axis_name: AxisName | None = None, opt_state: Any = None)
 
 
 def is_inside(axis_name: AxisName) -> bool:
-    """Whether this is traced for a single rank, as inside `shard_map`."""
+    """Returns whether a single rank is traced: in `shard_map`, or `vmap` with a name."""
     if axes.manual_axes():
         return True
     try:
@@ -105,7 +104,7 @@ def is_inside(axis_name: AxisName) -> bool:
 
 
 def moved(params: Any, offset: RankState) -> Any:
-    """This rank's parameters, inside `shard_map`."""
+    """Returns this rank's parameters, anchor plus offset, inside `shard_map`."""
     one = lambda x, row: (x.astype(row.dtype) + row[0]).astype(x.dtype)
     return _mapped(one, params, offset)
 
@@ -113,12 +112,12 @@ def moved(params: Any, offset: RankState) -> Any:
 def moved_stack(
     x: jax.Array, row: jax.Array, spec: PartitionSpec, axis_name: AxisName, mesh: AnyMesh
 ) -> jax.Array:
-    """One parameter of all ranks, [ranks, ...], under `jit`.
+    """Returns one parameter of all ranks, [ranks, ...], under `jit`.
 
     Args:
         x: The anchor.
         row: The offsets, [ranks, ...].
-        spec: How the parameter is sharded.
+        spec: The PartitionSpec of the parameter.
         axis_name: The axis of the ranks.
         mesh: The mesh.
     """
@@ -129,7 +128,7 @@ def moved_stack(
 def stacked(
     x: jax.Array, ranks: int, spec: PartitionSpec, axis_name: AxisName, mesh: AnyMesh
 ) -> jax.Array:
-    """An array once for each rank, under `jit`; see `moved_stack`."""
+    """Broadcasts an array to [ranks, ...], under `jit`; see `moved_stack`."""
     shape = (ranks, *x.shape)
     if AxisType.Explicit not in mesh.axis_types:
         return jnp.broadcast_to(x, shape)
@@ -138,7 +137,7 @@ def stacked(
 
 
 def spec_of(x: jax.Array) -> PartitionSpec:
-    """How a parameter is sharded, as far as its type says."""
+    """Returns the spec of a parameter by its type; `P()` without Explicit axes."""
     mesh = axes.mesh_of(x)
     if mesh is None or AxisType.Explicit not in mesh.axis_types:
         return PartitionSpec()
@@ -146,7 +145,7 @@ def spec_of(x: jax.Array) -> PartitionSpec:
 
 
 def _mapped(one, params, offset):
-    """Parameters of a rank, or of all; those without an offset are unchanged."""
+    """Maps `one` over parameters and their offsets; masked leaves are unchanged."""
     leaves, structure = jax.tree.flatten(params, is_leaf=tree.is_masked)
     try:
         rows = structure.flatten_up_to(offset.value)

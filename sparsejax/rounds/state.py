@@ -1,4 +1,4 @@
-"""The state of local steps, and how it is found in the state of a chain."""
+"""The state of local steps, and its lookup in the state of a chain."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ class OuterState(NamedTuple):
     """The state of the outer step of a fragment.
 
     Attributes:
-        sync: Of the synchronization.
-        outer: Of the outer optimizer, the same on all ranks.
+        sync: The state of the synchronization.
+        outer: The state of the outer optimizer, equal on all ranks.
     """
 
     sync: Any
@@ -23,12 +23,12 @@ class OuterState(NamedTuple):
 
 
 class FragmentState(NamedTuple):
-    """The part of a state that is about one fragment; other leaves are masked.
+    """The part of a state that belongs to one fragment; other leaves are masked.
 
     Attributes:
-        offset: See `LocalStepsState`.
-        outgoing: See `LocalStepsState`.
-        of_outer: Of the outer step.
+        offset: The offsets; see `LocalStepsState`.
+        outgoing: The offsets being exchanged; see `LocalStepsState`.
+        of_outer: The state of the fragment's outer step.
     """
 
     offset: RankState
@@ -40,12 +40,12 @@ class LocalStepsState(NamedTuple):
     """The state of `sparsejax.local_steps`.
 
     Attributes:
-        step: int32: the number of updates so far, the same on all ranks.
-        offset: The offset of each rank from the anchor: a tree like the parameters, float32
-            or wider, of `RankState`, [ranks, ...].
-        inner: The state of the inner optimizer of each rank: `RankState`.
-        outgoing: The offsets as they were when their last exchange began: `RankState`. None
-            without a delay.
+        step: int32: the number of updates so far, equal on all ranks.
+        offset: The offsets of the ranks from the anchor: a `RankState` of a tree like the
+            parameters, [ranks, ...], float32 or wider.
+        inner: The states of the ranks' inner optimizers: a `RankState`.
+        outgoing: The offsets as they were when their last exchange began: a `RankState`;
+            None without a delay.
         of_outer: The state of the outer step of each fragment of the parameters.
 
     Example:
@@ -62,10 +62,10 @@ class LocalStepsState(NamedTuple):
     of_outer: tuple[OuterState, ...]
 
     def fragment(self, fragments: Fragments, number: int) -> FragmentState:
-        """The part of the state that belongs to one fragment.
+        """Returns the part of the state that belongs to one fragment.
 
         Args:
-            fragments: How the parameters are divided.
+            fragments: The fragment of each leaf.
             number: The number of the fragment.
         """
         only = lambda held: held.with_value(fragments.only(number, held.value))
@@ -75,10 +75,10 @@ class LocalStepsState(NamedTuple):
     def with_fragments(
         self, fragments: Fragments, states: Sequence[FragmentState]
     ) -> "LocalStepsState":
-        """The state with the parts of all fragments replaced.
+        """Returns the state with the parts of all fragments replaced.
 
         Args:
-            fragments: How the parameters are divided.
+            fragments: The fragment of each leaf.
             states: The new parts, in the order of the fragments.
         """
 
@@ -97,10 +97,10 @@ class LocalStepsState(NamedTuple):
     def with_fragment(
         self, fragments: Fragments, number: int, state: FragmentState
     ) -> "LocalStepsState":
-        """The state with the part of one fragment replaced.
+        """Returns the state with the part of one fragment replaced.
 
         Args:
-            fragments: How the parameters are divided.
+            fragments: The fragment of each leaf.
             number: The number of the fragment.
             state: The new part.
         """
@@ -112,7 +112,7 @@ class LocalStepsState(NamedTuple):
 
 
 def find_state(opt_state: Any, call: str) -> LocalStepsState | None:
-    """The state of local steps in a tree; None where it has none.
+    """Returns the state of local steps in a tree; None if it has none.
 
     Args:
         opt_state: An optimizer's state, or any tree.

@@ -2,18 +2,19 @@
 
 A round is `every` updates. In each of them a rank takes one step of its own inner optimizer
 from its own parameters (`inner_steps`), and nothing is sent. At the end of a round ranks
-exchange their offsets, which move the anchor (`outer_steps`). On the wire is what `sync`
-sends, once a round, or a fragment at several steps of it (`fragments`).
+exchange their offsets, which move the anchor (`outer_steps`). On the wire: what `sync`
+sends, once a round, or one fragment at a time at several steps of it (`fragments`).
 
-The parameters of the script are the anchor. They are replicated and stay so, since `update`
-returns zeros where nothing is due, and else what the outer optimizer makes of a mean that
-is equal on all ranks. What differs by rank, the offset of its parameters from the anchor
-and the state of its inner optimizer, is in the state (`RankState`), with a rank axis.
+The parameters of the script are the anchor. They are replicated and stay so, because
+`update` returns zeros in steps without an exchange, and otherwise the outer optimizer's
+update for a mean that is equal on all ranks. What differs by rank, the offset of its
+parameters from the anchor and the state of its inner optimizer, is in the state
+(`RankState`), with a rank axis.
 
-With a delay, what is sent at the end of a step is a copy of the offsets, `outgoing`, and
-the update in which the result is due computes the exchange from it. Nothing that it reads
-changes in between. So it can run concurrently with the steps in between (`overlap`), with
-the same result.
+With a delay, the offsets are copied to `outgoing` at the end of the step at which they are
+sent, and the update in which the result is due computes the exchange from the copy. Nothing
+that the exchange reads changes in between. So it can run concurrently with the steps in
+between (`overlap`), with the same result.
 """
 
 import dataclasses
@@ -48,7 +49,7 @@ from sparsejax.wire.collectives import Wire
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Inner steps, exchanges and outer steps, each a function of its own.
+    """Inner steps, exchanges and outer steps, as separate functions.
 
     Attributes:
         inner: The optimizer of each rank.
@@ -63,11 +64,11 @@ class Rounds:
     axis_name: AxisName | None
 
     def fragments(self, params: Any) -> Fragments:
-        """The fragments of the parameters."""
+        """Returns the fragments of the parameters."""
         return Fragments.of(params, self.schedule.fragments)
 
     def init(self, params: Any) -> LocalStepsState:
-        """The first state."""
+        """Returns the first state; while observed, only the states of `sync`."""
         fragments = self.fragments(params)
         anchors = [fragments.only(n, widened(params)) for n in range(fragments.count)]
         if observing.is_observing():
@@ -89,7 +90,7 @@ class Rounds:
     def update(
         self, grads: Any, state: LocalStepsState, params: Any = None, **extra: Any
     ) -> tuple[Any, LocalStepsState]:
-        """An inner step, and what is due at its end."""
+        """Takes an inner step, and the exchanges and outer steps that are due after it."""
         extra.pop("ids", None)
         checks.check_delayed(self.schedule.delay, extra)
         ranks, after = self.advance(grads, state, params)
@@ -112,7 +113,7 @@ class Rounds:
     def advance(
         self, grads: Any, state: LocalStepsState, params: Any
     ) -> tuple[OnRank | Stacked, LocalStepsState]:
-        """The ranks, and the state after an inner step; nothing is sent."""
+        """Takes an inner step; returns the ranks and the state after it. Sends nothing."""
         check_kind(state, LocalStepsState, f"{checks.CALL} (every={self.schedule.every})")
         checks.require_params(params)
         mesh = self._entry.outside(grads, state.offset, params)
@@ -128,13 +129,13 @@ class Rounds:
         return Entry(checks.CALL, self.axis_name)
 
     def _offsets(self, params):
-        """The first offsets, inside `shard_map`."""
+        """Returns the first offsets, inside `shard_map`."""
         why = f"{checks.CALL} (every={self.schedule.every}) trains on each rank by itself"
         axis_name = axes.resolve_for_state(self.axis_name, checks.CALL, why)
         return nothing_moved(params, axis_name)
 
     def _sent(self, own, step, number):
-        """A fragment after its offsets were copied, if it is sent in this step."""
+        """Returns the state of a fragment, with its offsets copied if it is sent now."""
         if own.outgoing is None:
             return own
         is_sent = self.schedule.is_sent(step, number)
@@ -142,19 +143,19 @@ class Rounds:
         return branches.cond(is_sent, copied, lambda own: own, own)
 
     def _exchanged(self, ranks, anchor, extra, own):
-        """The updates of a fragment, and its state after an exchange and an outer step."""
+        """Exchanges a fragment; returns the anchor's updates and the fragment's state."""
         sent = own.offset if own.outgoing is None else own.outgoing
         exchanged = self.outer.exchange(ranks, sent, own.of_outer.sync, anchor, **extra)
         return self.outer.apply(exchanged, own, anchor)
 
 
 def _unmoved(run, own: FragmentState):
-    """As what `run` returns, where nothing is due."""
+    """Returns zero updates and the state unchanged, with the types that `run` returns."""
     return tree.nothing(jax.eval_shape(run, own)[0]), own
 
 
 def widened(params: Any) -> Any:
-    """The parameters in the dtypes of the offsets, in which differences are exchanged."""
+    """Casts parameters to the dtypes of the offsets, in which differences are exchanged."""
     return jax.tree.map(lambda x: jnp.asarray(x, wide(jnp.result_type(x))), params)
 
 
@@ -162,7 +163,7 @@ class LocalSteps(tree.Transformation):
     """The transformation of `local_steps`.
 
     Attributes:
-        rounds: Its parts.
+        rounds: The inner steps, the exchange and the outer steps.
     """
 
     rounds: Rounds
@@ -201,10 +202,10 @@ def local_steps(
     part once in a round. With `delay` the result of an exchange is applied that many steps
     after it began, and `sparsejax.rounds.Overlap` runs the exchange during these steps.
 
-    Further arguments of `update` go to `sync`; those of the last step of a round count.
-    With `weight=w`, a number that each rank has for itself, the mean is sum(w d_r) /
-    sum(w). A rank of weight 0 counts nothing. Its offset is lost if `sync` sends
-    everything. A lossy `sync` refuses weights, but for `sparsejax.chunked_sync`, which
+    Further arguments of `update` go to `sync`, which is given those of the last step of a
+    round. With `weight=w`, a number that may differ by rank, the mean is sum(w d_r) /
+    sum(w). A rank of weight 0 does not contribute. Its offset is lost if `sync` sends
+    everything. A lossy `sync` refuses weights, except for `sparsejax.chunked_sync`, which
     keeps that offset in the residual.
 
     Args:
@@ -227,7 +228,7 @@ def local_steps(
 
     Returns:
         An `optax.GradientTransformationExtraArgs`, the whole optimizer. No transformation
-        with a state may come after it in a chain.
+        with a state may follow it in a chain.
 
     Example:
         >>> tx = sparsejax.local_steps(optax.adamw(1e-3), every=30)

@@ -1,1 +1,1 @@
-"""State of a transformation: trees, what differs by rank, totals, what is pending."""
+"""The state of transformations: trees, arrays by rank, totals, delayed rows."""

@@ -1,8 +1,8 @@
-"""What owners hold of sums, and how it changes ranks.
+"""Residuals of sums, which owners keep, and their transfer to another number of ranks.
 
-The blocks of some leaves are divided among the ranks, in order, as many to each. Of the sum
-of a block its owner alone holds back what it has not sent. So for another number of ranks
-no number changes: blocks change owners.
+The blocks of some leaves are divided among the ranks, in order, the same number to each.
+Only the owner of a block keeps the residual of its sum. So for another number of ranks no
+value changes: blocks only change owners.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from sparsejax.state.per_rank import PerRank
 
 @jax.tree_util.register_pytree_with_keys_class
 class ByOwner(PerRank):
-    """Blocks that are divided among the ranks.
+    """Arrays of blocks that are divided among the ranks.
 
-    Each array is [ranks, shards, blocks of an owner, numbers of a block]. The blocks of all
-    owners, one after another, are those of the leaves, and zeros after the last. Where a
-    further mesh axis shards the leaves, each shard has blocks of its own.
+    Each array is [ranks, shards, blocks of an owner, elements of a block]. The blocks of
+    all owners, concatenated, are those of the leaves, padded with zeros. If a further mesh
+    axis shards the leaves, each shard has its own blocks.
     """
 
     is_divided = True
@@ -29,12 +29,12 @@ class ByOwner(PerRank):
     def resized(
         self, fresh: "ByOwner", whole: Callable[..., np.ndarray], path: str
     ) -> "ByOwner":
-        """The same blocks, divided among other ranks: see `resizing.resized`.
+        """Returns the same blocks, divided among other ranks: see `resizing.resized`.
 
         Args:
-            fresh: That of a fresh state for the other ranks.
-            whole: From a path and an array to NumPy's.
-            path: Where it is in the state.
+            fresh: The node of a new state for the other ranks.
+            whole: A function from a path and a `jax.Array` to the whole NumPy array.
+            path: The path of the node in the state.
         """
 
         def one(x, y):

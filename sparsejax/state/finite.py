@@ -1,14 +1,14 @@
-"""Numbers that are not finite: which rank has one, on which all agree, and who hears of it.
+"""Detects non-finite numbers, so that all ranks agree, and reports them.
 
-On the wire goes one word of 32 bits of each rank, before anything else is sent: 0 where all
-of its gradient is finite. To leave a step out the largest word is enough (`wire.maximum`);
-to say where it was all are gathered. So all ranks decide by the same words, and the same.
+On the wire: one 32-bit word of each rank, before anything else is sent; 0 if its gradient
+is finite. To skip a step, the maximum of the words is enough (`wire.maximum`); to report
+the rank and the leaf, all words are gathered. So all ranks decide by the same words.
 
-It is asked before, because what a NaN has reached it does not leave: a residual, a
-velocity, the moments of Adam. One thing cannot be known before: a sum may be too large for
-float16 where all that is summed is not. The sums are the same on all ranks, so they are
-looked at after the exchange, and nothing more is sent: `Sums`. Where each rank has a piece
-of a sum alone, as of a parameter that is sharded over the ranks, one more word is.
+Gradients are checked before the exchange, because a NaN never leaves a residual, a velocity
+or the moments of Adam once it is in them. One thing cannot be known before: a sum may
+overflow float16 though its summands do not. Sums are equal on all ranks, so they are
+checked after the exchange without a collective: `Sums`. If each rank has only its piece of
+a sum, that of a parameter that is sharded over the ranks, one more word is sent.
 """
 
 import contextlib
@@ -39,16 +39,16 @@ _WATCHING: contextvars.ContextVar[bool] = contextvars.ContextVar("watching", def
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The paths of leaves: no array, and known when traced."""
+    """The paths of leaves, static under `jit`; the position of a path is its number."""
 
     paths: tuple[str, ...]
 
     def numbers_of(self, paths: Sequence[str]) -> list[int]:
-        """The number of each of some paths, or of what it is in; -1 where there is none."""
+        """Returns the number of each path, or of the node that contains it, or -1."""
         own = {path: number for number, path in enumerate(self.paths)}
 
         def one(path):
-            # The gradient of a leaf may be a node: rows, of a table by columns.
+            # The gradient of a leaf may be a node: `RowGrads`, or that of a column table.
             while path and path not in own:
                 path = path.rpartition("/")[0]
             return own.get(path, -1)
@@ -57,35 +57,35 @@ class Names:
 
 
 class Sums(NamedTuple):
-    """Whether the last sums of an exchange were finite, where they may overflow.
+    """Whether the last sums of an exchange were finite, if they may overflow.
 
     Attributes:
-        over: int32: 0, or one more than the number of the first leaf whose sum was not.
-        names: The exchange's leaves.
+        over: int32: 0, or 1 + the number of the first leaf whose sum was not finite.
+        names: The paths of the exchange's leaves.
     """
 
     over: jax.Array
     names: Names
 
     def after(self, totals: Sequence[Any], wire: Wire, in_pieces: bool = False) -> "Sums":
-        """What is said of other sums, the same on all ranks.
+        """Returns the state after an exchange, equal on all ranks.
 
         Args:
             totals: The sums.
             wire: The ranks.
-            in_pieces: Whether a rank has only its piece of one of them, so that the others
-                ask it.
+            in_pieces: Whether a rank has only its piece of any of them, so that ranks have
+                to agree by a collective.
         """
         word = first_bad(totals, range(len(totals)))
         if in_pieces:
             word = wire.maximum(word)[0]
-        # A shard of another mesh axis may be the only one that overflows.
+        # The sum may have overflowed on one shard of another mesh axis alone.
         return self._replace(over=wire.same_elsewhere((word + 1) // 2))
 
 
 @contextlib.contextmanager
 def watching() -> Iterator[None]:
-    """Lets exchanges whose state is made inside look at their sums."""
+    """Makes exchanges whose state is initialized inside check their sums."""
     token = _WATCHING.set(True)
     try:
         yield
@@ -94,13 +94,13 @@ def watching() -> Iterator[None]:
 
 
 def first_sums(paths: Sequence[str], dtypes: Sequence[Any]) -> Sums | None:
-    """The first state of an exchange's sums; None where nobody asks, or none overflows.
+    """Returns the first `Sums`; None outside `watching`, or if no sum may overflow.
 
     Args:
-        paths: Of the leaves.
-        dtypes: The narrowest in which numbers of each leaf travel, or come out.
+        paths: The paths of the leaves.
+        dtypes: For each leaf the narrowest dtype in which values are sent or returned.
     """
-    # bfloat16 has the range of float32, whose sums are not looked at either.
+    # bfloat16 has the range of float32, whose sums are not checked either.
     least = min((float(jnp.finfo(dtype).max) for dtype in dtypes), default=np.inf)
     if not _WATCHING.get() or least > 1e38:
         return None
@@ -108,14 +108,14 @@ def first_sums(paths: Sequence[str], dtypes: Sequence[Any]) -> Sums | None:
 
 
 def overflown(state: Any, names: Names) -> jax.Array | None:
-    """Which sum of the last update was not finite, the same on all ranks.
+    """Returns which sum of the last update was not finite, equal on all ranks.
 
     Args:
-        state: The state after it.
-        names: All leaves.
+        state: The state after the update.
+        names: The paths of all leaves.
 
     Returns:
-        int32: 0, or one more than the number of a leaf; None where nothing can overflow.
+        int32: 0, or 1 + the number of a leaf; None if no sum may overflow.
     """
     every = find(state, Sums)
     if not every:
@@ -128,13 +128,14 @@ def overflown(state: Any, names: Names) -> jax.Array | None:
 
 
 def first_bad(leaves: Sequence[Any], numbers: Sequence[int]) -> jax.Array:
-    """The word of this rank: int32, 0 where all numbers of all leaves are finite.
+    """Returns the word of this rank: int32, 0 if all elements of all leaves are finite.
 
-    Else 1 + 2 * number of the first leaf that has others, and 1 more where it has no NaN.
+    Else it is 1 + 2 * (the number of the first leaf with a non-finite element), plus 1 if
+    that leaf has infinities but no NaN.
 
     Args:
         leaves: Arrays, entries or rows.
-        numbers: Of the leaves, for the word.
+        numbers: The numbers of the leaves, for the word.
     """
     word = jnp.int32(0)
     for number, leaf in reversed(list(zip(numbers, leaves, strict=True))):
@@ -146,19 +147,19 @@ def first_bad(leaves: Sequence[Any], numbers: Sequence[int]) -> jax.Array:
 
 
 def of_all(word: jax.Array, wire: Wire) -> jax.Array:
-    """The words of all ranks, int32 [ranks], the same on every one."""
+    """Gathers the words of all ranks: int32 [ranks], equal on all of them."""
     return wire.all_gather(wire.same_elsewhere(wire.per_rank(word)))[0]
 
 
 class Found(NamedTuple):
-    """What was found so far, for the error that says it: the same on all ranks.
+    """A record of the last skipped update, for the error message; equal on all ranks.
 
     Attributes:
-        step: int32: updates so far, those that were left out among them.
-        last: int32 [5]: of the last update that was left out the number; the first rank
-            that had a number that is not finite, or -1 for the sum over the ranks; its
-            leaf; 0 for NaN and 1 for infinity; and how many ranks had one.
-        names: The leaves.
+        step: int32: updates so far, skipped ones included.
+        last: int32 [5], of the last skipped update: its step; the first rank with a number
+            that is not finite, or -1 if a sum over the ranks was not; the number of the
+            leaf; 0 for NaN and 1 for infinity; and the number of ranks that had one.
+        names: The paths of the leaves.
     """
 
     step: jax.Array
@@ -167,11 +168,11 @@ class Found(NamedTuple):
 
     @classmethod
     def first(cls, paths: Sequence[str]) -> "Found":
-        """Nothing yet, of leaves with these paths."""
+        """Returns the record before the first update, for leaves with these paths."""
         return cls(jnp.int32(0), jnp.int32([-1, 0, 0, 0, 0]), Names(tuple(paths)))
 
     def numbers_of(self, paths: Sequence[str]) -> list[int]:
-        """The numbers of the leaves of a gradient; raises where it has others."""
+        """Returns the numbers of the leaves of a gradient; raises for unknown ones."""
         numbers = self.names.numbers_of(paths)
         if -1 in numbers:
             raise StateError(
@@ -182,11 +183,11 @@ class Found(NamedTuple):
         return numbers
 
     def after(self, words: jax.Array, over: jax.Array) -> "Found":
-        """What is known after one more update.
+        """Returns the record after one more update.
 
         Args:
-            words: Those of all ranks, as `first_bad` makes them.
-            over: As `overflown` returns it; 0 where it was not asked.
+            words: int32 [ranks]: the words of all ranks, see `first_bad`.
+            over: The result of `overflown`; 0 if it was None.
         """
         is_bad = words > 0
         rank = jnp.argmax(is_bad).astype(jnp.int32)
@@ -197,8 +198,8 @@ class Found(NamedTuple):
         last = jnp.where(over > 0, of_sum, self.last)
         return self._replace(step=self.step + 1, last=jnp.where(many > 0, of_rank, last))
 
-    def said(self) -> str:
-        """The last update that was left out, in words; read from the device."""
+    def message(self) -> str:
+        """Returns a message about the last skipped update; reads it from the device."""
         step, rank, leaf, kind, many = np.asarray(tree.here(self.last)).tolist()
         path = self.names.paths[leaf]
         kept = (
@@ -221,18 +222,18 @@ class Found(NamedTuple):
 
 
 def check_numbers(state: Any, since: int = 0) -> None:
-    """Raises where an update was left out because a number in it was not finite.
+    """Raises if an update was skipped because a number in it was not finite.
 
-    It is for loops of your own. Inside `jax.jit` nothing can be raised, so
-    `sparsejax.skip_nonfinite(tx, report=True)` leaves such an update out and records it in
-    the state, which this function reads. It waits for the update, and sends nothing. The
-    state is the same on all ranks and processes, so all raise. The trainer of
+    It is for loops of your own. Nothing can be raised inside `jax.jit`, so
+    `sparsejax.skip_nonfinite(tx, report=True)` skips such an update and records it in the
+    state, which this function reads. It waits for the update, and sends nothing. The state
+    is equal on all ranks and processes, so all of them raise. The trainer of
     `sparsejax.data_parallel` calls it after each step.
 
     Args:
-        state: The optimizer's state, or any tree with it in, outside `jax.jit`.
-        since: The number of an update, counted from 0: those before it are not looked at,
-            so that a loop may go on after one that was left out.
+        state: The optimizer's state, or any tree that contains it, outside `jax.jit`.
+        since: The number of an update, counted from 0. Earlier updates are ignored, so that
+            a loop may go on after one that was skipped.
 
     Raises:
         BadNumberError: With the rank, the leaf and the number of the last such update.
@@ -243,7 +244,7 @@ def check_numbers(state: Any, since: int = 0) -> None:
         >>> sparsejax.transforms.check_numbers(opt_state)  # and after each step
 
     See Also:
-        `sparsejax.skip_nonfinite`: leaves such an update out.
+        `sparsejax.skip_nonfinite`: skips such an update.
     """
     arguments.check_whole("since", since, 0)
     every = find(state, Found)
@@ -259,7 +260,7 @@ def check_numbers(state: Any, since: int = 0) -> None:
                 f"{_CALL} reads numbers, and was called where a function is traced: call "
                 "it between steps, outside jax.jit and jax.shard_map."
             )
-    tree.check_there(state, _CALL)
+    tree.check_not_donated(state, _CALL)
     for found in every:
         if int(np.asarray(tree.here(found.last))[0]) >= since:
-            raise BadNumberError(found.said())
+            raise BadNumberError(found.message())

@@ -1,6 +1,7 @@
-"""Memories: how what was left out comes back; `transforms.feedback` keeps it.
+"""Memories: how parts that were left out are added to later gradients.
 
-`Residual` adds what was left out to the next gradient. So over any number of steps
+`transforms.feedback` keeps their state. `Residual` adds what was left out to the next
+gradient. So over any number of steps
 
     sum of gradients == sum of what was sent + residual
 
@@ -10,14 +11,14 @@ accumulated value e' of a rank,
     e' = decay * residual before + gradient    and    e' == what was sent + residual
 
 `MomentumCorrection` is DGC's: a rank accumulates velocity instead of gradients, and sends
-accumulated velocity; the optimizer after it has no momentum of its own. Its law is that of
-the velocities u, for gradients g and momentum m:
+accumulated velocity; the optimizer after it has no momentum of its own. With velocities u,
+gradients g and momentum m:
 
     u[t] = m u[t-1] + g[t]    and    sum of u == sum of what was sent + residual
 
 where, with masking, u[t-1] is zero for entries sent at t-1: their momentum points to where
 they have just been moved. Leaves that are sent whole, by a sparsifier or by an exchange,
-have velocity too, as they would in an optimizer, and it is not masked.
+have a velocity, too, as they would in an optimizer, and it is not masked.
 """
 
 import abc
@@ -40,7 +41,7 @@ class Memory(abc.ABC):
         True
     """
 
-    #: Whether a velocity is kept beside the residual.
+    #: Whether a velocity is kept in addition to the residual.
     has_momentum: bool = False
 
     @abc.abstractmethod
@@ -51,7 +52,7 @@ class Memory(abc.ABC):
 
         Args:
             gradient: The gradient of a leaf.
-            residual: What this rank has not sent of the leaf.
+            residual: The residual of the leaf on this rank.
             momentum: The velocity of the leaf; None if the memory has none.
 
         Returns:
@@ -59,11 +60,11 @@ class Memory(abc.ABC):
         """
 
     def after(self, momentum: Any, sent: jax.Array) -> Any:
-        """Returns the velocity, once entries were sent.
+        """Returns the velocity to keep after entries were sent.
 
         Args:
             momentum: The velocity of a leaf.
-            sent: Booleans: the entries that were sent.
+            sent: bool, in the leaf's shape: the elements that were sent.
         """
         del sent
         return momentum
@@ -156,7 +157,7 @@ class MomentumCorrection(Memory):
         else:
             velocity = self.momentum * momentum + gradient
             accumulated = residual + velocity
-        # Velocity that is not finite would stay so for ever.
+        # A velocity that is not finite would stay so in all later steps.
         return accumulated, jnp.where(jnp.isfinite(velocity), velocity, 0)
 
     def after(self, momentum, sent):

@@ -1,8 +1,9 @@
-"""What a transformation is made of: exchanges, sparsifiers, and the wrappers around them.
+"""Lists the parts of a transformation: exchanges, sparsifiers, and wrappers around them.
 
-A transformation of optax is two closures, and whatever chains, masks or partitions it calls
-the `init` of every part. So while it is observed, each part's `init` reports what it is and
-which leaves it has, and makes no state by rank: nothing is computed, and no mesh is needed.
+An optax transformation is a pair of closures, but a chain, a mask or a partition calls the
+`init` of each of its parts. So while a transformation is observed, the `init` of each part
+reports the part and its leaves, and makes no state by rank: nothing is computed, and no
+mesh is needed.
 """
 
 import contextlib
@@ -20,13 +21,14 @@ from sparsejax.state import tree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wrapper:
-    """A wrapper around parts of a chain; each is another one, even where two are equal.
+    """A wrapper around parts of a chain, compared by identity.
 
     Attributes:
-        every: The number of calls per run of the chain inside.
-        dense_steps: How many first runs of the chain inside send densely.
-        takes_rows: Whether it hands on gradients that are `RowGrads`.
-        is_round: Whether it hands on no gradients, but what ranks have moved by then.
+        every: The wrapped chain runs at every `every`-th call.
+        dense_steps: The number of first runs of the wrapped chain that send densely.
+        takes_rows: Whether it passes gradients that are `RowGrads` to the chain.
+        is_round: Whether it gives the chain the differences of local steps, in place of
+            gradients.
     """
 
     every: int = 1
@@ -37,15 +39,16 @@ class Wrapper:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """An exchange or a sparsifier that was seen.
+    """An exchange or a sparsifier of an observed transformation.
 
     Attributes:
         part: The `Exchange` or the `Select`.
-        paths: Of its leaves.
+        paths: The paths of its leaves.
         leaves: The leaves, or their shapes and dtypes.
-        buckets: Of an exchange; none of a sparsifier.
+        buckets: The buckets of an exchange; () for a sparsifier.
         inside: The wrappers around it, the outermost first.
-        shards: Of an exchange: the paths of leaves that ranks share out; it sends none.
+        shards: For an exchange, the paths of leaves that are sharded among the ranks, which
+            it does not send.
     """
 
     part: Any
@@ -58,26 +61,26 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class OfRows:
-    """What updates rows of tables, as it was seen.
+    """An optimizer of an observed transformation that updates rows of tables.
 
     Attributes:
         part: The optimizer.
-        paths: Of the leaves whose gradients may be `RowGrads`.
-        behind: How many exchanges stand in front of it.
+        paths: The paths of the leaves whose gradients may be `RowGrads`.
+        exchanges_before: The number of exchanges that precede it in the chain.
     """
 
     part: Any
     paths: tuple[str, ...]
-    behind: int
+    exchanges_before: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Lookahead:
-    """What is to know which rows the next step reads, as it was seen.
+    """A part of an observed transformation that needs the rows which the next step reads.
 
     Attributes:
-        part: What it is.
-        paths: The tables whose rows these are.
+        part: The part.
+        paths: The paths of the tables whose rows it needs.
         inside: The wrappers around it, the outermost first.
     """
 
@@ -91,11 +94,11 @@ class Observed:
     """The parts of a transformation that send, choose what is sent, or update rows.
 
     Attributes:
-        exchanges: In the order in which they stand in the chain.
-        sparsifiers: Alike.
-        rows: Alike.
-        ahead: Alike.
-        inside: While it is observed: the wrappers around what is looked at.
+        exchanges: The exchanges, in the order of the chain.
+        sparsifiers: The sparsifiers, in the order of the chain.
+        rows: The optimizers that update rows, in the order of the chain.
+        ahead: The parts that need the rows of the next step, in the order of the chain.
+        inside: While it is observed, the wrappers around the part whose `init` runs.
     """
 
     exchanges: list[Part] = dataclasses.field(default_factory=list)
@@ -111,7 +114,7 @@ _OBSERVED: contextvars.ContextVar[Observed | None] = contextvars.ContextVar(
 
 
 def is_observing() -> bool:
-    """Whether `init` is asked what there is, and not for a state."""
+    """Returns whether `init` is called to report its parts, and not to make a state."""
     return _OBSERVED.get() is not None
 
 
@@ -144,7 +147,7 @@ def report_rows(part: Any, paths: Sequence[str]) -> None:
 
 
 def report_ahead(part: Any, paths: Sequence[str]) -> None:
-    """Reports what needs the rows that the next step reads to the observer."""
+    """Reports a part that needs the rows which the next step reads to the observer."""
     seen = _OBSERVED.get()
     assert seen is not None
     seen.ahead.append(Lookahead(part, tuple(paths), seen.inside))
@@ -152,7 +155,7 @@ def report_ahead(part: Any, paths: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def inside(wrapper: Wrapper) -> Iterator[None]:
-    """Reports to the observer, if any, that what follows is in a wrapper."""
+    """Reports parts that are initialized inside as wrapped, if there is an observer."""
     seen = _OBSERVED.get()
     if seen is None:
         yield
@@ -165,20 +168,20 @@ def inside(wrapper: Wrapper) -> Iterator[None]:
 
 
 def observed(tx: optax.GradientTransformation, params: Any) -> Observed:
-    """The exchanges and sparsifiers in a transformation, however deep."""
+    """Returns the parts of a transformation, however deeply they are nested."""
     tree.check_transformation(tx, params)
     seen = Observed()
     token = _OBSERVED.set(seen)
     try:
-        # A fresh function, and none inside it cached: JAX would remember this run.
+        # A new function without jit inside: JAX must not cache this trace.
         with jax.disable_jit():
-            jax.eval_shape(lambda params: tx.init(params), jax.tree.map(_anywhere, params))
+            jax.eval_shape(lambda params: tx.init(params), jax.tree.map(_off_mesh, params))
     finally:
         _OBSERVED.reset(token)
     return seen
 
 
-def _anywhere(x):
-    """A leaf that is on no mesh: what ranks compute has no type of an Explicit axis."""
+def _off_mesh(x):
+    """Returns the shape of a leaf without its mesh: inside, no type has Explicit axes."""
     placed = isinstance(getattr(x, "sharding", None), NamedSharding)
     return jax.ShapeDtypeStruct(x.shape, x.dtype) if placed else x

@@ -1,8 +1,8 @@
-"""Parameters by where they are in their tree, and how what is kept about them is sharded.
+"""The specs of parameters, by path, and of the arrays that states keep for them.
 
-What is like a parameter is sharded as that is: in this library's states after the axis of
-the ranks. What is about a parameter and has none of its axes, as its threshold, has a piece
-for each rank and shard, one after another.
+An array of the shape of a parameter is sharded like it; in this library's states, after a
+leading axis of the ranks. An array that is derived from a parameter and has none of its
+axes, such as a threshold, has one piece for each rank and shard, concatenated.
 """
 
 import math
@@ -28,18 +28,18 @@ def check_axes(mesh: Mesh | AbstractMesh, names: Iterable[str], what: str) -> No
 
 
 def ranks_of(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
-    """How many ranks an axis of the mesh has, or several axes together."""
+    """Returns the size of a mesh axis, or the product of several."""
     return math.prod(mesh.shape[name] for name in mesh_axes.axis_names(axis_name))
 
 
 class Parameter(NamedTuple):
-    """One parameter.
+    """A parameter's path, shape and spec.
 
     Attributes:
-        path: Where it is in the tree.
+        path: Its path in the tree.
         shape: Its shape.
-        spec: How it is sharded.
-        is_sharded: Whether it is a table by columns, which its ranks shard.
+        spec: Its PartitionSpec.
+        is_sharded: Whether it is a column table, sharded over the ranks.
     """
 
     path: str
@@ -54,19 +54,19 @@ class Parameter(NamedTuple):
         return frozenset(name for part in parts for name in part)
 
     def shared(self, axis_name: AxisName) -> list[str]:
-        """The axes of the ranks among those that shard it; a table may have them."""
+        """Returns the axes of the ranks that shard it; [] for a column table."""
         both = self.axes & frozenset(mesh_axes.axis_names(axis_name))
         return [] if self.is_sharded else sorted(both)
 
 
 class ParameterSpecs(NamedTuple):
-    """The parameters, by where they are in their tree.
+    """The parameters of a tree, and their specs.
 
     Attributes:
-        tree: Their specs.
-        by_keys: Each by the keys on the way to it.
-        is_whole: Whether a state is of whole parameters, of which only the arrays are
-            sharded, and not of the shards.
+        tree: The tree of PartitionSpecs.
+        by_keys: Each parameter by its key path.
+        is_whole: Whether states are made for whole parameters, whose arrays happen to be
+            sharded, and not for shards.
     """
 
     tree: Any
@@ -75,7 +75,7 @@ class ParameterSpecs(NamedTuple):
 
     @classmethod
     def of(cls, params: Any, param_specs: Any) -> "ParameterSpecs":
-        """From parameters and a tree of specs, or a prefix of one."""
+        """Makes it of parameters and a tree of specs, or a prefix of one."""
         is_spec = lambda node: isinstance(node, PartitionSpec)
         for leaf in jax.tree.leaves(param_specs, is_leaf=is_spec):
             if not is_spec(leaf):
@@ -109,10 +109,10 @@ class ParameterSpecs(NamedTuple):
 
     @classmethod
     def of_arrays(cls, params: Any, mesh: Mesh | AbstractMesh) -> "ParameterSpecs":
-        """From parameters by where their arrays are: `P()` for what is not on the mesh."""
+        """Makes it of the shardings of arrays; `P()` for those that are not on the mesh."""
 
         def spec(node):
-            return PartitionSpec() if sharded.is_sharded(node) else _lies(node, mesh)
+            return PartitionSpec() if sharded.is_sharded(node) else _spec_on(node, mesh)
 
         specs = jax.tree.map(spec, params, is_leaf=sharded.is_sharded)
         return cls.of(params, specs)._replace(is_whole=True)
@@ -123,13 +123,13 @@ class ParameterSpecs(NamedTuple):
         return frozenset[str]().union(*(own.axes for own in self.by_keys.values()))
 
     def check(self, mesh: Mesh | AbstractMesh, axis_name: AxisName) -> None:
-        """Raises unless the axes of the specs are there, and none is that of the ranks."""
+        """Raises unless the mesh has the axes of the specs, none of which is the ranks'."""
         for own in self.by_keys.values():
             check_axes(mesh, sorted(own.axes), f"param_specs of {own.path!r}")
             _check_replicated(own, axis_name)
 
     def check_arrays(self, axis_name: AxisName, call: str) -> None:
-        """Raises where an array is sharded over the axis of the ranks; see `of_arrays`."""
+        """Raises if an array is sharded over the axis of the ranks; see `of_arrays`."""
         for own in self.by_keys.values():
             both = own.shared(axis_name)
             if both:
@@ -140,7 +140,7 @@ class ParameterSpecs(NamedTuple):
                 )
 
     def check_replicated(self, call: str) -> None:
-        """Raises where an array is sharded, and would be whole on each device."""
+        """Raises if an array is sharded, which each device would have whole in training."""
         for own in self.by_keys.values():
             if own.axes and not own.is_sharded:
                 raise ArgumentError(
@@ -151,18 +151,22 @@ class ParameterSpecs(NamedTuple):
                 )
 
     def at(self, keys: tuple) -> "Parameter | None":
-        """The parameter to which these keys lead, if any."""
+        """Returns the parameter with this key path, or None."""
         return self.by_keys.get(keys) or self.by_keys.get(tree.unboxed([keys])[0])
 
     def of_leaf(self, path: tuple, leaf: Any) -> PartitionSpec:
-        """The spec of a leaf of an optimizer's state, `P()` if it is like no parameter."""
+        """Returns the spec of a leaf of an optimizer's state, by its path and shape.
+
+        It is that of the parameter at the end of the path that has the same shape; `P()`
+        without one.
+        """
         shape = np.shape(leaf)
         ends = (self.at(path[start:]) for start in range(len(path) + 1))
         like = [own for own in ends if own is not None]
         for own in like:
             if own.shape == shape:
                 return own.spec
-        # What counts or switches has one number.
+        # Counters and flags have one element, and are replicated.
         for own in like if np.prod(shape) > 1 and not self.is_whole else ():
             if own.axes and own.path:
                 raise StateError(
@@ -178,7 +182,7 @@ class ParameterSpecs(NamedTuple):
 
 
 def _of_whole_per_rank(node, known):
-    """The specs by which what differs by rank lies, where it is of whole parameters."""
+    """Returns the specs of a `PerRank` that was made for whole parameters."""
 
     def like(keys, leaf):
         own = known.at(keys) if node.paths is None else None
@@ -190,7 +194,7 @@ def _of_whole_per_rank(node, known):
 
 
 def _of_own(node, known):
-    """The specs of what an optimizer keeps on each rank by itself."""
+    """Returns the specs of a `RankState`, the state of each rank's own optimizer."""
 
     def like(keys, leaf):
         own = jax.ShapeDtypeStruct(np.shape(leaf)[1:], np.float32)  # of one rank
@@ -200,7 +204,7 @@ def _of_own(node, known):
 
 
 def of_per_rank(node, known):
-    """The specs of what differs by rank."""
+    """Returns the specs of a `PerRank`; `known` are the parameters' specs, or None."""
     axis_name = node.axis_name
     if known is None:
         return node.specs(jax.tree.map(lambda _: PartitionSpec(axis_name), node.value))
@@ -266,8 +270,8 @@ def _check_replicated(own, axis_name):
         )
 
 
-def _lies(x, mesh):
-    """The spec by which an array is sharded on the mesh, without axes of one device."""
+def _spec_on(x, mesh):
+    """Returns the spec of an array on the mesh, without axes of size one."""
     sharding = (
         jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
     )

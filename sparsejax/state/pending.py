@@ -1,4 +1,7 @@
-"""Rows of gradients that ranks hold back for the next step, and how they change ranks."""
+"""Rows of gradients that ranks hold back for the next step, and their transfer to others.
+
+The others are the ranks of a job of another size, which continues from a checkpoint.
+"""
 
 import dataclasses
 import functools
@@ -21,14 +24,14 @@ from sparsejax.units.row_grads import RowGrads
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pending:
-    """Whole rows of the gradient of a table that is sharded by columns.
+    """Delayed rows: whole rows of the gradient of a table that is sharded by columns.
 
     Attributes:
-        ids: int32 [ranks, room], which rows each rank holds, the same on all ranks;
-            `height` marks a place without one.
-        rows: [ranks, room, columns], the rows of each: `PerRank`.
-        height: How many rows the table has.
-        dim: How many of the columns are the table's; the others fill up.
+        ids: int32 [ranks, capacity]: the ids of the rows that each rank holds, equal on all
+            ranks; the sentinel `height` marks an empty place.
+        rows: [ranks, capacity, columns]: the rows of each rank, as `PerRank`.
+        height: The number of rows of the table.
+        dim: The number of columns of the table; further columns are padding.
     """
 
     ids: jax.Array
@@ -39,10 +42,13 @@ class Pending:
     def check(self, path: str, ranks: int, shape: tuple[int, int]) -> None:
         """Raises unless it is of `ranks` ranks, and of a table of this height and width.
 
+        It is called inside `shard_map`.
+
         Args:
-            path: The table.
-            ranks: How many ranks there are.
-            shape: The table's rows, and the columns of all ranks, on a rank.
+            path: The path of the table.
+            ranks: The number of ranks.
+            shape: The number of the table's rows, and of the columns of all ranks, padding
+                included.
         """
         made = self.ids.shape[0]
         if made != ranks or self.rows.value.shape[0] != 1:
@@ -63,17 +69,18 @@ class Pending:
     def resized(
         self, fresh: "Pending", mean: bool, whole: Callable[..., np.ndarray], path: str
     ) -> "Pending":
-        """What is held back, by other ranks: see `resizing.resized`.
+        """Returns the rows distributed among other ranks: see `resizing.resized`.
 
-        Equal rows of several ranks are added up. Where one of the new ranks gets more than
-        the fresh state has room for, there is more room. The first step makes it what it
-        was, and JAX warns that it could not reuse that memory.
+        Rows with equal ids on several ranks are summed. If a new rank gets more rows than
+        the capacity of the fresh state, the capacity grows. The first step makes it what it
+        was, and JAX warns that it could not reuse the memory of this donated buffer.
 
         Args:
-            fresh: That of a fresh state for the other ranks.
-            mean: Whether ranks are averaged: then a rank of fewer counts more.
-            whole: From a path and an array to NumPy's.
-            path: Where it is in the state.
+            fresh: The node of a new state for the other ranks.
+            mean: Whether gradients are averaged: rows are then scaled by the new number of
+                ranks over the old one.
+            whole: A function from a path and a `jax.Array` to the whole NumPy array.
+            path: The path of the node in the state.
         """
         if (self.height, self.dim) != (fresh.height, fresh.dim):
             raise StateError(
@@ -98,7 +105,7 @@ class Pending:
         )
 
     def _spread(self, ids, rows, mean, ranks, room):
-        """The rows distributed among other ranks, each whole to one of them."""
+        """Returns the ids and rows distributed among other ranks, each row to one rank."""
         real = ids < self.height
         distinct, place = np.unique(ids[real], return_inverse=True)
         sums = np.zeros((len(distinct), rows.shape[2]), np.float64)
@@ -115,16 +122,16 @@ class Pending:
 
 
 def per_rank(rows: jax.Array, path: str, axis_name: Any, ranks: Any) -> PerRank:
-    """Rows that a rank holds back, [1, room, columns], of the table at a path."""
+    """Returns a `PerRank` of rows that a rank holds back, [1, capacity, columns]."""
     return PerRank(rows, axis_name, (path,), axis_names(axis_name), ranks)
 
 
 def is_pending(node: Any) -> bool:
-    """Whether a node of a state is rows that are held back."""
+    """Returns whether a node of a state is `Pending`."""
     return isinstance(node, Pending)
 
 
 def row_grads(ids: jax.Array, rows: jax.Array, height: int) -> RowGrads:
-    """Rows [n, k, columns] of several ranks, with their ids [n, k], as one gradient."""
+    """Returns rows [n, k, columns] of n ranks, with their ids [n, k], as one gradient."""
     flat = rows.reshape(-1, rows.shape[-1])
     return RowGrads.marked(ids.reshape(-1), flat, (height, rows.shape[-1]))

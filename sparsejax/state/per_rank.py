@@ -1,11 +1,10 @@
 """State that differs by rank, and the checks of any state before it is used.
 
-A residual, or a gradient accumulated so far, is an array [ranks, ...] outside `shard_map`,
-sharded over its leading axis, and [1, ...] inside. It is wrapped in `PerRank`, so that
-`specs` can tell it from state that is replicated: declared as `P()`, a checkpoint would
-keep one rank's copy and lose the others. Beside a residual stands the number of ranks for
-which it was made: a tool that cuts an array to another shape leaves that number as it is,
-and so the loss is found.
+A residual, or an accumulated gradient, is an array [ranks, ...] outside `shard_map`,
+sharded over its leading axis, and [1, ...] inside. It is wrapped in `PerRank` to
+distinguish it from replicated state: if its spec were `P()`, a checkpoint would keep one
+rank's copy and lose the others. A residual is stored with the number of ranks for which it
+was made: if a tool cuts the array to another shape, the number shows that rows were lost.
 """
 
 import contextvars
@@ -32,29 +31,28 @@ from sparsejax.units.units import wide
 from sparsejax.wire.collectives import Wire
 
 
-# Set while a whole chain is checked: then `update` only says what types it returns.
+# Set for a dry run of a whole chain, in which `update` only returns the right types.
 OUTLINE: contextvars.ContextVar[bool] = contextvars.ContextVar("outline", default=False)
 
 
 @jax.tree_util.register_pytree_with_keys_class
 class PerRank:
-    """A tree of arrays that differ by rank, each with a leading rank axis.
+    """A pytree of arrays that differ by rank, each with a leading rank axis.
 
     Attributes:
-        value: The tree.
+        value: The pytree.
         axis_name: The mesh axis, or axes, of the ranks.
-        paths: The leaves from which the arrays were derived, such as thresholds, or None
-            where the tree is one like the parameters.
-        same: Mesh axes over which the arrays are the same though those leaves are sharded
-            over them.
-        ranks: int32: for how many ranks the arrays were made, the same on all of them; None
-            where they hold nothing back.
+        paths: The paths of the leaves from which arrays such as thresholds were derived;
+            None if the pytree has the structure of the parameters.
+        same: Mesh axes over which those leaves are sharded, and the arrays are equal.
+        ranks: int32, equal on all ranks: the number of ranks for which the arrays were
+            made; None if nothing in them is still to be sent.
     """
 
-    ranks: Any = None  # in states that were pickled before there was one, too
-    #: Whether each array is of one rank alone, so that a sum over ranks has no meaning.
+    ranks: Any = None  # The default for states that were pickled without this attribute.
+    #: Whether each array is one rank's own, so that sums over ranks have no meaning.
     is_own: bool = False
-    #: Whether the axis after that of the ranks is one of the shards of those leaves.
+    #: Whether the axis after that of the ranks is the shards of the leaves in `paths`.
     is_divided: bool = False
 
     def __init__(
@@ -72,11 +70,11 @@ class PerRank:
         self.ranks = ranks
 
     def with_value(self, value: Any) -> Self:
-        """Another value of the same kind, for as many ranks."""
+        """Returns a copy with another value, for the same ranks."""
         return type(self)(value, self.axis_name, self.paths, self.same, self.ranks)
 
     def specs(self, value: Any) -> Self:
-        """The PartitionSpecs of this, from those of its value."""
+        """Returns the PartitionSpecs of all its arrays, from those of `value`."""
         ranks = None if self.ranks is None else PartitionSpec()
         return type(self)(value, self.axis_name, self.paths, self.same, ranks)
 
@@ -99,20 +97,21 @@ class PerRank:
 
 @jax.tree_util.register_pytree_with_keys_class
 class RankState(PerRank):
-    """The state of an optimizer that runs on each rank separately, or its offset.
+    """The state of each rank's own optimizer, or the offset of its parameters.
 
-    Which parameter an array belongs to follows from the end of its path and from its shape
-    after the rank axis, as in the state of an optimizer that all ranks share. Nothing in it
-    waits to be sent: another number of ranks gets means, and no shares of a sum.
+    The end of an array's path, and its shape after the rank axis, determine to which
+    parameter it belongs, as in the state of an optimizer that all ranks share. Nothing in
+    it is still to be sent: on another number of ranks each gets a mean, not a share of a
+    sum.
     """
 
     is_own = True
 
 
 def by_rank(params: Any, axis_name: AxisName) -> PerRank:
-    """Zeros like the parameters, one copy a rank, in float32 or wider.
+    """Returns a `PerRank` of zeros like the parameters, in float32 or wider.
 
-    Each is [1, ...] on a rank; a masked leaf stays masked.
+    Each array is [1, ...] on a rank; a masked leaf stays masked.
     """
 
     def zeros(leaf):
@@ -128,11 +127,11 @@ def by_rank(params: Any, axis_name: AxisName) -> PerRank:
 def norm_over_ranks(
     held: Sequence[tuple[jax.Array, tuple[str, ...]]], wire: Wire
 ) -> jax.Array:
-    """The norm of arrays over all ranks, and over the shards of those that are sharded.
+    """Returns the norm of arrays over all ranks, and over their shards.
 
     Args:
-        held: Of each array what this rank has, and the mesh axes over which it is sharded
-            as far as types do not tell.
+        held: For each array this rank's part, and the mesh axes over which it is sharded
+            that types do not show.
         wire: The ranks.
     """
     by_axes: dict[frozenset[str], list[jax.Array]] = {}
@@ -145,27 +144,27 @@ def norm_over_ranks(
         total = (
             total + wire.along(tuple(sorted(over))).psum(sum(squares, jnp.float32(0)))[0]
         )
-    # Where neither types nor the caller tell, the fullest shard's number is taken.
+    # If neither types nor the caller name an axis of shards, the largest norm is taken.
     return jnp.sqrt(wire.same_elsewhere(total))
 
 
 def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
-    """Raises where what is held by rank is not of the ranks that there are.
+    """Raises unless arrays by rank were made for this number of ranks.
 
     Args:
         state: The state of a transformation, or any tree.
-        ranks: How many ranks there are.
-        inside: Whether each rank was given its own part, as inside `shard_map`.
+        ranks: The number of ranks.
+        inside: Whether it is called inside `shard_map`, where each rank has its own part.
     """
     for held in find(state, PerRank):
         for keys, leaf in jax.tree_util.tree_leaves_with_path(held.value):
             rows = leaf.shape[0]
-            # Outside there is a piece of what is derived for each rank and shard.
+            # Outside, a derived array has one piece for each rank and shard.
             is_derived = held.paths is not None and held.ranks is None
             if rows == (1 if inside else ranks) or (is_derived and not inside):
                 continue
             name = tree.named((*keys, *map(jax.tree_util.DictKey, held.paths or ())))
-            if inside and _is_whole(leaf, held.axis_name, ranks):
+            if inside and _has_all_ranks(leaf, held.axis_name, ranks):
                 raise StateError(
                     f"of {name!r} each rank was given what all {rows} hold: the state was "
                     "passed to shard_map with the spec P(). Pass it with "
@@ -180,8 +179,8 @@ def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
             )
 
 
-def _is_whole(leaf, axis_name, ranks):
-    """Whether a rank was given the rows of all ranks."""
+def _has_all_ranks(leaf, axis_name, ranks):
+    """Returns whether a rank was given the arrays of all ranks."""
     if not is_checking(axis_name):
         return leaf.shape[0] == ranks
     return not frozenset(axis_names(axis_name)) & varying_axes(leaf)
@@ -190,13 +189,13 @@ def _is_whole(leaf, axis_name, ranks):
 def check_like(
     held: PerRank | None, paths: Sequence[str], leaves: Sequence[Any], structure: Any
 ) -> None:
-    """Raises where what is held is of other parameters than those of the gradients.
+    """Raises if a state by rank was made for other leaves than those of the gradients.
 
     Args:
-        held: A tree like the parameters, by rank; masked where nothing is held of a leaf.
+        held: A tree like the parameters, in which a leaf without state is masked; or None.
         paths: The paths of the gradients.
         leaves: The gradients.
-        structure: Their structure.
+        structure: The structure of their tree.
     """
     if held is None:
         return
@@ -222,9 +221,9 @@ def check_like(
 
 
 def check_whole(state: Any) -> None:
-    """Raises where some of what ranks held was lost on the way, as in a checkpoint.
+    """Raises if the arrays of some ranks were lost, as by restoring a cut checkpoint.
 
-    It reads numbers, so it is for states at rest: those that are being traced pass.
+    It reads values, so traced states and abstract ones pass unchecked.
 
     Args:
         state: The state of a transformation, or any tree, outside `shard_map`.
@@ -247,17 +246,17 @@ def check_whole(state: Any) -> None:
 
 
 def find(state: Any, kind: type | tuple[type, ...]) -> list[Any]:
-    """All states of a kind inside an optimizer state, however deep."""
+    """Returns all nodes of a type inside an optimizer state, however deeply nested."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
     return [node for node in nodes if isinstance(node, kind)]
 
 
 def check_kind(state: Any, kind: type, what: str) -> None:
-    """Raises unless a transformation was given a state that it made itself.
+    """Raises unless a transformation was given a state of its own type.
 
     Args:
         state: The state.
-        kind: Its type.
+        kind: The type of state that the transformation makes.
         what: The transformation, for the message.
     """
     if isinstance(state, kind):

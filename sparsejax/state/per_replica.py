@@ -1,4 +1,4 @@
-"""Gradients that differ by replica, where types cannot say so: stacked over a mesh axis."""
+"""Gradients stacked by replica over a mesh axis, where types cannot show partial sums."""
 
 import dataclasses
 import functools
@@ -54,29 +54,29 @@ class PerReplica:
             )
 
     def mesh_here(self, call: str) -> Mesh | AbstractMesh:
-        """Returns the mesh of the node, or of the context; raises where there is none."""
+        """Returns the mesh of the node, or of the context; raises if there is none."""
         return mesh_here(self.mesh, axis_names(self.axis_name), call)
 
 
 def is_per_replica(leaf: Any) -> bool:
-    """Whether a leaf of a tree of gradients is stacked by replica."""
+    """Returns whether a leaf of a tree of gradients is stacked by replica."""
     return isinstance(leaf, PerReplica)
 
 
 def per_replica_nodes(tree: Any) -> list[PerReplica]:
-    """The gradients of a tree that are stacked by replica."""
+    """Returns the gradients of a tree that are stacked by replica."""
     return list(filter(is_per_replica, jax.tree.leaves(tree, is_leaf=is_per_replica)))
 
 
 def mesh_here(
     mesh: Mesh | AbstractMesh | None, names: tuple[str, ...], call: str
 ) -> Mesh | AbstractMesh:
-    """The mesh given, or that of `jax.set_mesh`; raises unless it has the axes.
+    """Returns the mesh given, or that of `jax.set_mesh`; raises unless it has the axes.
 
     Args:
         mesh: The mesh, or None.
         names: The axes that it must have.
-        call: The call as the user knows it, for the message.
+        call: The call as the user wrote it, for the message.
     """
     found = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     if found.empty:

@@ -1,10 +1,9 @@
-"""Parameters that are sharded among the ranks: each has a part, and all its gradient.
+"""Parameters that are sharded among the ranks: each rank trains its shard.
 
-The gradient of such a part is complete where it is: the loss has added up those of all
-ranks. Nothing is left to be synchronized, and a synchronization only divides it by the
-number of ranks, where it averages. An optimizer's state of it is sharded like it. Such a
-parameter is a node of the tree, of a type of its own, and so are its gradient and what
-optimizers keep of it: the type tells.
+The gradient of a shard is complete on its rank: the loss has summed those of all ranks. So
+nothing is left to send, and a synchronization only divides it by the number of ranks, if it
+averages. The optimizer's state for it is sharded like it. Such a parameter is a node of the
+tree with its own type, `Sharded`, and so are its gradient and its state in optimizers.
 """
 
 import abc
@@ -23,11 +22,11 @@ from sparsejax.wire.collectives import Wire
 
 
 class Sharded(abc.ABC):
-    """A node of a tree of parameters, gradients or states, of which ranks hold parts.
+    """A node of a tree of parameters, gradients or states that is sharded among the ranks.
 
     Attributes:
-        value: The array, or the gradient or state of it.
-        axis_name: The mesh axis of the ranks, or axes.
+        value: The array, or its gradient or state.
+        axis_name: The mesh axis, or axes, of the ranks.
     """
 
     value: Any
@@ -35,50 +34,50 @@ class Sharded(abc.ABC):
 
     @abc.abstractmethod
     def specs(self, path: str = "") -> Any:
-        """The node with a PartitionSpec for each of its arrays.
+        """Returns the node with a PartitionSpec for each of its arrays.
 
-        Raises where an array is no part of a whole one, as ranks share it out.
+        Raises if an array is not a shard of a whole array as the ranks divide it.
 
         Args:
-            path: Where the node is, for the message.
+            path: The path of the node, for the message.
         """
 
     @abc.abstractmethod
     def with_weight(self, weight: jax.Array) -> Any:
-        """The node as a loss is given it whose gradient counts by a factor on this rank."""
+        """Returns the node for a loss whose gradient has this weight on this rank."""
 
     @property
     @abc.abstractmethod
     def is_sent(self) -> bool:
-        """Whether, if it is a gradient, each rank has been sent its part."""
+        """Whether the ranks have exchanged this gradient, so that each has its shard."""
 
     @abc.abstractmethod
     def check_ranks(self, path: str, ranks: int) -> None:
-        """Raises where the whole array cannot be sharded among `ranks` ranks."""
+        """Raises if the whole array cannot be sharded among `ranks` ranks."""
 
     @abc.abstractmethod
     def for_ranks(self, ranks: int) -> Any:
-        """The shapes and dtypes of the node's whole arrays for `ranks` ranks."""
+        """Returns the shapes and dtypes of the node's whole arrays for `ranks` ranks."""
 
     @abc.abstractmethod
     def fitted(self, x: Any, shape: Sequence[int]) -> Any:
-        """A whole NumPy array of such a node as one of the shape for other ranks."""
+        """Pads or cuts a whole NumPy array of the node to its shape for other ranks."""
 
 
 def is_sharded(node: Any) -> bool:
-    """Whether a node of a tree is sharded among the ranks."""
+    """Returns whether a node of a tree is sharded among the ranks."""
     return isinstance(node, Sharded)
 
 
 class Apart(NamedTuple):
-    """A tree without its nodes that are sharded, and these.
+    """A tree split into its sharded nodes and the rest.
 
     Attributes:
-        rest: The tree, an `optax.MaskedNode` in place of each.
-        paths: Their paths.
-        nodes: The nodes.
-        places: Their numbers among the leaves of the structure.
-        structure: Of the whole tree.
+        rest: The tree with an `optax.MaskedNode` in place of each sharded node.
+        paths: The paths of the sharded nodes.
+        nodes: The sharded nodes.
+        places: Their positions among the leaves of `structure`.
+        structure: The structure of the whole tree, in which sharded nodes are leaves.
     """
 
     rest: Any
@@ -88,7 +87,7 @@ class Apart(NamedTuple):
     structure: Any
 
     def together(self, rest: Any, nodes: Sequence[Any]) -> Any:
-        """The whole tree again, of what was made of both parts."""
+        """Merges a tree like `rest` and nodes like `nodes` into one like the whole tree."""
         if not self.places:
             return rest
         leaves = self.structure.flatten_up_to(rest)
@@ -98,7 +97,7 @@ class Apart(NamedTuple):
 
 
 def apart(given: Any) -> Apart:
-    """Takes the nodes that are sharded among the ranks out of a tree."""
+    """Splits a tree into the nodes that are sharded among the ranks and the rest."""
     is_leaf = lambda x: is_sharded(x) or tree.is_sparse(x) or is_row_grads(x)
     pairs, structure = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_leaf)
     found = [at for at, (_, leaf) in enumerate(pairs) if is_sharded(leaf)]
@@ -112,14 +111,14 @@ def apart(given: Any) -> Apart:
 
 
 def paths_of(given: Any) -> list[str]:
-    """The paths of the leaves in nodes that are sharded, as `tree.flatten` has them."""
+    """Returns the paths, as of `tree.flatten`, of the leaves inside sharded nodes."""
     paths, _, _ = tree.flatten(given, rows=True)
     flags = jax.tree.map(_flags, given, is_leaf=_stops)
     return [path for path, flag in zip(paths, jax.tree.leaves(flags), strict=True) if flag]
 
 
 def flags(given: Any) -> Any:
-    """A tree of booleans: whether each leaf is inside a node that is sharded."""
+    """Returns a tree of booleans: whether each leaf is inside a sharded node."""
     return jax.tree.map(_flags, given, is_leaf=_stops)
 
 
@@ -134,13 +133,13 @@ def _flags(node):
 
 
 def synchronized(path: str, node: Any, wire: Wire, mean: bool) -> Any:
-    """The gradient of a part as a synchronization returns it: nothing is sent.
+    """Returns the gradient of a shard, divided by the ranks for a mean; sends nothing.
 
     Args:
         path: The node's path.
-        node: The gradient on this rank: the sum over the ranks.
+        node: The gradient of this rank's shard: a sum over the ranks already.
         wire: The ranks of the synchronization.
-        mean: Whether it averages.
+        mean: Whether the synchronization averages.
     """
     require_sent({path: node}, "a synchronization")
     check_axis(path, node, wire.axis)
@@ -157,7 +156,7 @@ def synchronized(path: str, node: Any, wire: Wire, mean: bool) -> Any:
 
 
 def check_axis(path: str, node: Any, axis: AxisName) -> None:
-    """Raises unless a gradient is that of a part, over the axis that is synchronized."""
+    """Raises unless a gradient is that of a shard over the synchronized axis."""
     own, wanted = set(axes.axis_names(node.axis_name)), set(axes.axis_names(axis))
     if own != wanted:
         raise ArgumentError(
@@ -178,16 +177,16 @@ def check_axis(path: str, node: Any, axis: AxisName) -> None:
 
 
 def are_sent(given: Any) -> list[bool]:
-    """Of each gradient that is sharded whether each rank has been sent its part."""
+    """Returns for each sharded gradient whether the ranks have exchanged it."""
     return [node.is_sent for node in apart(given).nodes]
 
 
 def require_sent(given: Any, what: str) -> None:
-    """Raises where parts of a gradient are still to be sent, and something else is next.
+    """Raises if a gradient is given to `what` which only `embrace_sync` can exchange.
 
     Args:
         given: The gradients.
-        what: What is next.
+        what: The transformation that was given them, for the message.
     """
     found = apart(given)
     for path, node in zip(found.paths, found.nodes, strict=True):
@@ -202,7 +201,7 @@ def require_sent(given: Any, what: str) -> None:
 
 
 def refuse(given: Any, what: str, why: str) -> None:
-    """Raises where a tree has a node that is sharded among the ranks."""
+    """Raises if a tree has a node that is sharded among the ranks."""
     found = apart(given)
     if found.places:
         raise ArgumentError(

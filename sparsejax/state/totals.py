@@ -1,8 +1,8 @@
-"""Bytes over a whole run, exact however long it is: in 16 MiB and the rest.
+"""Exact byte counts over a whole run, as multiples of 16 MiB and remainders.
 
-A float32 that has counted 16 MiB no longer sees single bytes, and JAX has no 64-bit numbers
-by default. Each step's bytes are a float32, which splits into two integers without error;
-those are added up in 32 bits each, up to 2**56 bytes, 72 petabytes a rank.
+A float32 above 16 Mi no longer counts single bytes, and JAX has no 64-bit integers by
+default. The bytes of each step are a float32, which is split into two integers without
+error; these are summed in 32 bits each, up to 2**56 bytes, 72 petabytes a rank.
 """
 
 from collections.abc import Iterable
@@ -24,43 +24,44 @@ class Totals(NamedTuple):
     """Sums over all exchanges so far.
 
     Attributes:
-        counts: uint32 [7], as one array: how many exchanges there were; of wire, payload
-            and dense bytes the number of 16 MiB; and of each the bytes that are left.
+        counts: uint32 [7]: the number of exchanges; wire, payload and dense bytes divided
+            by 16 MiB; and their remainders in bytes.
     """
 
     counts: jax.Array
 
     @classmethod
     def zero(cls) -> "Totals":
-        """The totals before the first exchange."""
+        """Returns the totals before the first exchange."""
         return cls(jnp.zeros(7, jnp.uint32))
 
     @property
     def exchanges(self) -> jax.Array:
-        """How many exchanges there were."""
+        """The number of exchanges."""
         return self.counts[..., 0]
 
     @property
     def high(self) -> jax.Array:
-        """In 16 MiB: wire, payload and dense bytes."""
+        """Wire, payload and dense bytes, divided by 16 MiB and rounded down."""
         return self.counts[..., 1:4]
 
     @property
     def low(self) -> jax.Array:
-        """What is left of them, in bytes below 16 MiB."""
+        """Wire, payload and dense bytes modulo 16 MiB."""
         return self.counts[..., 4:7]
 
     def plus(self, traffic: Iterable[Traffic]) -> "Totals":
-        """The totals after one more exchange, of these buckets."""
+        """Returns the totals after one more exchange, whose buckets have this traffic."""
         counts = [(t.wire, t.payload, t.dense) for t in traffic]
         if not counts:
-            # A sum over nothing makes XLA's compiler for GPUs crash, as of JAX 0.11.2.
+            # A sum over an empty axis crashes XLA's GPU compiler, as of JAX 0.11.2.
             return Totals(jnp.concatenate([self.exchanges[None] + 1, self.counts[1:]]))
         numbers = jnp.round(jnp.array(counts, jnp.float32).reshape(-1, 3))
         high = jnp.floor(numbers / 2**_LOW)
         low = (numbers - high * 2**_LOW).astype(jnp.uint32)
-        # Halves of 12 bits: a model may have more buckets than whole ones leave room for.
-        # What was there before is added last: a sum over one bucket compiles to nothing.
+        # Remainders are summed in halves of 12 bits: with whole ones, 24 bits each, 256
+        # buckets could overflow 32 bits. The old totals are added last, because a sum over
+        # one bucket compiles to nothing.
         ones, carried = (
             half(low).sum(0, dtype=jnp.uint32) + half(self.low)
             for half in (lambda x: x & _HALF, lambda x: x >> 12)
@@ -73,7 +74,10 @@ class Totals(NamedTuple):
         return Totals(jnp.concatenate([self.exchanges[None] + 1, high, low]))
 
     def numbers(self) -> dict[str, Any]:
-        """The exchanges, and each total: a float64 at rest, a float32 while traced."""
+        """Returns the number of exchanges and the totals, by their names in metrics.
+
+        Totals are NumPy float64s, or traced float32s.
+        """
         here = Totals(tree.here(self.counts))
         exchanges, high, low = here.exchanges, here.high, here.low
         if not isinstance(high, Tracer):

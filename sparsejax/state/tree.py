@@ -1,4 +1,4 @@
-"""Trees of gradients: their paths, their leaves, and arrays of zeros like them."""
+"""Trees of gradients: their paths and leaves, which may be arrays, entries or rows."""
 
 import contextlib
 import contextvars
@@ -20,47 +20,47 @@ from sparsejax.units.sparse_tensor import SparseTensor
 
 
 def is_sparse(leaf: Any) -> bool:
-    """Whether a leaf is given by its entries."""
+    """Returns whether a leaf is a `SparseTensor`."""
     return isinstance(leaf, SparseTensor)
 
 
 def is_masked(leaf: Any) -> bool:
-    """Whether a leaf was left out by optax.masked or optax.partition, or keeps nothing."""
+    """Returns whether a leaf is masked, by optax or because nothing is kept for it."""
     return isinstance(leaf, optax.MaskedNode)
 
 
 def has_masked(tree: Any) -> bool:
-    """Whether any leaf of a tree is masked."""
+    """Returns whether any leaf of a tree is masked."""
     return any(is_masked(leaf) for leaf in jax.tree.leaves(tree, is_leaf=is_masked))
 
 
 def to_dense(leaf: Any) -> jax.Array:
-    """A leaf as a dense array."""
+    """Returns a leaf as a dense array."""
     return leaf.to_dense() if is_sparse(leaf) or is_row_grads(leaf) else leaf
 
 
 def numbers(leaf: Any) -> Any:
-    """The numbers of a leaf: an array itself, the values of entries, or the rows."""
+    """Returns the floating-point array of a leaf: itself, its values, or its rows."""
     if is_row_grads(leaf):
         return leaf.rows
     return leaf.values if is_sparse(leaf) else leaf
 
 
 def sharded_as(leaf: Any, other: Any) -> Any:
-    """A leaf, sharded as the type of another says where both are arrays."""
+    """Reshards a leaf like `other`, if both are arrays."""
     listed = any(is_sparse(x) or is_row_grads(x) for x in (leaf, other))
     return leaf if listed else axes.sharded_as(leaf, other)
 
 
 def with_numbers(leaf: Any, x: jax.Array) -> Any:
-    """A leaf of the same kind with other numbers; see `numbers`."""
+    """Returns a leaf of the same kind with x as its `numbers`."""
     if is_row_grads(leaf):
         return dataclasses.replace(leaf, rows=x)
     return dataclasses.replace(leaf, values=x) if is_sparse(leaf) else x
 
 
 def axes_of(leaf: Any) -> frozenset[str]:
-    """The mesh axes over which a leaf varies."""
+    """Returns the mesh axes over which a leaf varies."""
     return varying_axes(numbers(leaf))
 
 
@@ -71,10 +71,12 @@ _SHARDS: contextvars.ContextVar[Mapping[str, frozenset[str]] | None] = (
 
 @contextlib.contextmanager
 def of_shards(shards: Mapping[str, frozenset[str]]) -> Iterator[None]:
-    """Says over which mesh axes leaves are sharded, where types do not: under `jit`.
+    """Sets the mesh axes over which leaves are sharded, where types do not show them.
+
+    That is so inside the `shard_map` of an update that was entered under `jit`.
 
     Args:
-        shards: The axes, but for those of the ranks, by the path of the leaf.
+        shards: The axes of each leaf, without those of the ranks, by its path.
     """
     token = _SHARDS.set(shards)
     try:
@@ -84,12 +86,14 @@ def of_shards(shards: Mapping[str, frozenset[str]]) -> Iterator[None]:
 
 
 def knows_shards() -> bool:
-    """Whether it is known how leaves are sharded, or types tell: see `of_shards`."""
+    """Returns whether `of_shards` has set how leaves are sharded."""
     return _SHARDS.get() is not None
 
 
 def may_hide_shards(axis_name: AxisName | None) -> bool:
-    """Whether leaves may be sharded over further manual axes, and nothing tells.
+    """Returns whether leaves may be sharded over manual axes that nothing shows.
+
+    These are axes other than the ranks', with `check_vma=False` and outside of `of_shards`.
 
     Args:
         axis_name: The mesh axis of the ranks; the only manual one if None.
@@ -101,21 +105,24 @@ def may_hide_shards(axis_name: AxisName | None) -> bool:
 
 
 def shards_of(path: str, leaf: Any) -> frozenset[str]:
-    """The mesh axes over which devices have other parts of a leaf, as far as is known."""
+    """Returns the mesh axes over which a leaf is sharded, by its type and `of_shards`.
+
+    By types with `check_vma=True` these are all axes over which it varies, the ranks' too.
+    """
     return axes_of(leaf) | (_SHARDS.get() or {}).get(path, frozenset())
 
 
 def flatten(
     tree: Any, call: str = "this call", *, rows: bool = False
 ) -> tuple[list[str], list[Any], Any]:
-    """The paths, written a/b/c, the leaves and the structure of a tree.
+    """Returns the paths, written a/b/c, the leaves and the structure of a tree.
 
     A `SparseTensor` is a leaf, and so are `RowGrads`.
 
     Args:
         tree: The tree.
-        call: Who flattens it, as the user knows it, for the message.
-        rows: Whether it takes `RowGrads`; else they are refused.
+        call: The call as the user wrote it, for the message.
+        rows: Whether leaves may be `RowGrads`; if not, they raise.
     """
     is_leaf = lambda leaf: is_sparse(leaf) or is_row_grads(leaf)
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
@@ -133,26 +140,26 @@ def flatten(
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
-    """`jax.tree.map` for which masked and sparse leaves are leaves."""
+    """Maps like `jax.tree.map`, with masked and sparse nodes as leaves."""
     is_leaf = lambda leaf: is_masked(leaf) or is_sparse(leaf)
     return jax.tree.map(function, tree, *trees, is_leaf=is_leaf)
 
 
 def written(keys: tuple) -> str:
-    """The keys on the way to a leaf, written a/b/c."""
+    """Returns a key path, written a/b/c."""
     return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
 def named(keys: tuple) -> str:
-    """The keys on the way to one leaf, written as messages and metrics name it."""
+    """Returns the key path of one leaf as messages and metrics write it."""
     return written(unboxed([keys])[0])
 
 
 def unboxed(paths: Sequence[tuple]) -> list[tuple]:
-    """The keys on the way to each leaf, without any `.value` at their ends.
+    """Returns key paths without any `.value` at their ends, unless some become equal.
 
-    The parameters of a flax.nnx model end in it, and their gradients do not. A table by
-    columns ends in it, too, and so in two of them in such a model.
+    The paths of parameters of a flax.nnx model end in it, and those of gradients do not.
+    The path of a column table ends in it, too, and so in two of them in such a model.
     """
     short = [_unboxed(keys) for keys in paths]
     return short if len(set(short)) == len(short) else list(paths)
@@ -166,7 +173,7 @@ def _unboxed(keys: tuple) -> tuple:
 
 
 def distinct(paths: Sequence[str]) -> list[str]:
-    """The paths, with a number after those that are written like one before."""
+    """Returns the paths, with " #1", " #2", ... appended to repeated ones."""
     names: dict[str, None] = {}
     for path in paths:
         name, number = path, 0
@@ -178,7 +185,7 @@ def distinct(paths: Sequence[str]) -> list[str]:
 
 
 def check_dtype(path: str, leaf: Any) -> None:
-    """Raises unless the leaf is an array of real floating numbers."""
+    """Raises unless the leaf is an array of a real floating dtype."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not is_floating(dtype):
         kind = type(leaf).__name__ if dtype is None else dtype
@@ -190,7 +197,7 @@ def check_dtype(path: str, leaf: Any) -> None:
 
 
 def check_transformation(tx: Any, params: Any) -> None:
-    """Raises unless these are an optax transformation and a tree of arrays."""
+    """Raises unless `tx` is an optax transformation and `params` a tree of arrays."""
     is_tx = lambda node: isinstance(node, optax.GradientTransformation)
     wanted = "optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))"
     if not is_tx(tx):
@@ -214,14 +221,14 @@ def check_transformation(tx: Any, params: Any) -> None:
 
 
 def is_floating(dtype: Any) -> bool:
-    """Whether numbers of this dtype can be synchronized."""
+    """Returns whether arrays of this dtype can be synchronized."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize >= 2
 
 
 def rounding_error(x: jax.Array, sent: jax.Array) -> jax.Array:
-    """The part of x that rounding took from what was sent, zero where x is not finite.
+    """Returns x - sent, the rounding error of what was sent; 0 where it is not finite.
 
-    An infinity in a residual would stay there for ever.
+    An infinity in a residual would stay there in all later steps.
     """
     if sent is x:
         return jnp.zeros_like(x)
@@ -229,8 +236,8 @@ def rounding_error(x: jax.Array, sent: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(error), error, 0)
 
 
-def check_there(tree: Any, call: str, fix: str = "") -> None:
-    """Raises where an array was deleted, since a step reused its memory."""
+def check_not_donated(tree: Any, call: str, fix: str = "") -> None:
+    """Raises if an array was deleted, because it was donated to an earlier step."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
             continue
@@ -243,9 +250,9 @@ def check_there(tree: Any, call: str, fix: str = "") -> None:
 
 
 def here(tree: Any) -> Any:
-    """Arrays that are equal on all processes, as this process has them.
+    """Returns this process's copies of arrays that are replicated over all processes.
 
-    Arithmetic on them is this process's alone then, and waits for no other.
+    Arithmetic on the copies is local, and does not wait for other processes.
     """
 
     def one(x):
@@ -258,13 +265,13 @@ def here(tree: Any) -> Any:
 
 
 def bare(tree: Any) -> Any:
-    """A tree whose gradients by rows are without what was made to read them."""
+    """Returns a tree whose `RowGrads` lack what was computed to read their rows."""
     one = lambda leaf: leaf.bare if is_row_grads(leaf) else leaf
     return jax.tree.map(one, tree, is_leaf=is_row_grads)
 
 
 def nothing(shapes: Any) -> Any:
-    """A tree of updates that change no parameter: zeros, or no entries, or no rows."""
+    """Returns updates that change no parameter: zeros, no entries, or no rows."""
 
     def zeros(leaf):
         if is_row_grads(leaf):
@@ -282,10 +289,10 @@ def nothing(shapes: Any) -> Any:
 
 
 def arrays_and_others(extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments that are trees of arrays, and those that are known when traced.
+    """Splits arguments into pytrees of arrays, and others, which are static.
 
     Args:
-        extra: What `update` is given by name: arrays, functions, flags.
+        extra: The keyword arguments of `update`: arrays, functions, flags.
     """
 
     def is_arrays(value):
@@ -297,11 +304,11 @@ def arrays_and_others(extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 class Transformation(optax.GradientTransformationExtraArgs):
-    """A transformation that prints as the call that made it.
+    """A transformation whose repr is the call that made it.
 
     Attributes:
         text: That call; empty before it is known.
-        stands_alone: Whether no wrapper may stand around it.
+        stands_alone: Whether it must not be wrapped.
     """
 
     text: str = ""
@@ -314,5 +321,5 @@ class Transformation(optax.GradientTransformationExtraArgs):
 def transformation(
     init: Callable[..., Any], update: Callable[..., Any]
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation of two functions whose states are of types of this library."""
+    """Returns the transformation of these two functions, as a `Transformation`."""
     return Transformation(init, update)

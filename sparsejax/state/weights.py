@@ -1,15 +1,15 @@
-"""How much each rank counts in a mean over the ranks.
+"""Weights of ranks in a mean over the ranks.
 
-On the wire: one number a rank, summed over the ranks, beside what is exchanged.
+On the wire: one float32 of each rank, summed over the ranks, in addition to the exchange.
 
-Each rank multiplies what it has by w ranks / sum of w. The plain mean over the ranks, by
-whatever sends it, is then
+Each rank multiplies its gradient by w ranks / sum of w. The plain mean over the ranks, by
+any scheme, is then
 
     sum over ranks of w x / sum over ranks of w
 
-and where all weights are 1 it is the mean without weights, bit for bit. A rank of weight 0
-gives zeros, whatever it has; where all weights are 0 the mean is 0. A rank cannot count
-less than nothing: of a weight below 0 the mean is NaN, which shows it.
+and if all weights are 1 it equals the mean without weights, bit for bit. A rank of weight 0
+contributes zeros, whatever its gradient; if all weights are 0 the mean is 0. Negative
+weights are invalid: they make the mean NaN, because nothing can be raised here.
 """
 
 from typing import Any, NamedTuple
@@ -26,12 +26,12 @@ from sparsejax.wire.collectives import Wire
 
 
 class Weight(NamedTuple):
-    """How much this rank counts.
+    """The weight of this rank, and the sum over all.
 
     Attributes:
-        own: This rank's weight, float32; it differs by rank.
-        total: The sum over the ranks.
-        ranks: How many there are.
+        own: float32: this rank's weight; it varies over the ranks.
+        total: float32: the sum of the weights of all ranks.
+        ranks: The number of ranks.
     """
 
     own: jax.Array
@@ -40,20 +40,20 @@ class Weight(NamedTuple):
 
     @classmethod
     def of(cls, weight: Any, wire: Wire) -> "Weight":
-        """From what a caller gives; see `own_weight`."""
+        """Makes it of the argument `weight` of `update`; see `own_weight`."""
         own = own_weight(weight, wire)
         return cls(own, wire.psum(own)[0], wire.ranks)
 
     def scaled(self, x: jax.Array) -> jax.Array:
-        """An array whose plain mean over the ranks is the weighted one, in its dtype."""
+        """Scales x, in its dtype, so that the plain mean over ranks is the weighted one."""
         own, total = (one.astype(wide(x.dtype)) for one in (self.own, self.total))
         scale = own * self.ranks / jnp.where(total == 0, 1, total)
         scaled = (x.astype(scale.dtype) * scale).astype(x.dtype)
-        # A weight that is NaN must show.
+        # A weight that is NaN is not 0: the result is NaN, which shows it.
         return jnp.where(self.own == 0, jnp.zeros_like(scaled), scaled)
 
     def of_leaf(self, leaf: Any) -> Any:
-        """A gradient of any kind, scaled; a rank of weight 0 lists no rows."""
+        """Scales a gradient of any kind; a rank of weight 0 lists no rows."""
         numbers = self.scaled(tree.numbers(leaf))
         if not is_row_grads(leaf):
             return tree.with_numbers(leaf, numbers)
@@ -62,10 +62,10 @@ class Weight(NamedTuple):
 
 
 def own_weight(weight: Any, wire: Wire) -> jax.Array:
-    """This rank's weight as a float32 that differs by rank.
+    """Returns this rank's weight, a float32 that varies over the ranks.
 
     Args:
-        weight: One number of this rank, or [ranks] all of them.
+        weight: This rank's weight, a scalar or [1], or [ranks] the weights of all.
         wire: The ranks.
     """
     weight = jnp.asarray(weight, jnp.float32)

@@ -1,4 +1,4 @@
-"""One walk over a traced program, and what a question has to say of its equations."""
+"""The interpreter of traced programs, and the base class of its domains."""
 
 import abc
 from collections.abc import Sequence
@@ -12,59 +12,63 @@ V = TypeVar("V")
 
 
 class Domain(abc.ABC, Generic[V]):
-    """What stands for an array of a program, and what equations make of it."""
+    """The values that stand for arrays of a program, and the results of its equations.
+
+    Methods that evaluate an equation take it and the values of its inputs, and return the
+    values of its outputs.
+    """
 
     @abc.abstractmethod
     def constant(self, x: Any) -> V:
-        """The value of a constant."""
+        """Returns the value of a constant of a program."""
 
     def literal(self, atom: Any) -> V:
-        """The value of a number in the program's text."""
+        """Returns the value of a literal of an equation."""
         return self.constant(atom.val)
 
     @abc.abstractmethod
     def other(self, eqn: Any, given: list[V]) -> Sequence[V]:
-        """The values of the outputs of an equation that runs no program that is known."""
+        """Evaluates an equation of no known kind."""
 
     def joined(self, eqn: Any, v: Any, index: V, sides: list[V]) -> V:
-        """The value of what one of several branches returns.
+        """Returns the value of an output of a conditional, from those of its branches.
 
         Args:
             eqn: The conditional.
-            v: The variable that it writes.
-            index: What chooses the branch.
-            sides: What each of the branches returns.
+            v: The output variable.
+            index: The value of the index that selects the branch.
+            sides: The value of this output in each branch.
         """
         raise NotImplementedError
 
     def call(self, eqn: Any, given: list[V]) -> Sequence[V]:
-        """The values of the outputs of a call."""
+        """Evaluates a call: interprets its program."""
         return interpret(programs.programs(eqn)[0], self, given)
 
     def remat(self, eqn: Any, given: list[V]) -> Sequence[V]:
-        """Those of a call that is run again when it is differentiated."""
+        """Evaluates a call that is rematerialized when it is differentiated."""
         return self.call(eqn, given)
 
     def custom(self, eqn: Any, given: list[V]) -> Sequence[V]:
-        """Those of a call that has a derivative of its own."""
+        """Evaluates a call that has a derivative of its own."""
         return self.call(eqn, given)
 
     def cond(self, eqn: Any, given: list[V]) -> Sequence[V]:
-        """Those of a conditional."""
+        """Evaluates a conditional: interprets all branches, and joins their outputs."""
         index, *given = given
         sides = [interpret(side, self, given) for side in programs.programs(eqn)]
         pairs = zip(eqn.outvars, zip(*sides, strict=True), strict=True)
         return [self.joined(eqn, v, index, list(some)) for v, some in pairs]
 
     def scan(self, eqn: Any, given: list[V]) -> Sequence[V]:
-        """Those of a scan."""
+        """Evaluates a scan."""
         return self.other(eqn, given)
 
     def equation(self, at: int, eqn: Any, given: list[V]) -> Sequence[V]:
-        """Those of an equation, by its kind.
+        """Evaluates any equation, by its kind.
 
         Args:
-            at: Its number in the program.
+            at: Its position in the program.
             eqn: The equation.
             given: The values of its inputs.
         """
@@ -72,7 +76,7 @@ class Domain(abc.ABC, Generic[V]):
         return self.by_kind(programs.kind_of(eqn), eqn, given)
 
     def by_kind(self, kind: CallKind | None, eqn: Any, given: list[V]) -> Sequence[V]:
-        """Those of an equation of a kind; None is that of all else."""
+        """Evaluates an equation of a kind; None is the kind of unknown ones."""
         match kind:
             case CallKind.INLINE:
                 return self.call(eqn, given)
@@ -88,11 +92,14 @@ class Domain(abc.ABC, Generic[V]):
                 return self.other(eqn, given)
 
     def looks_at(self, jaxpr: Any) -> Sequence[int]:
-        """The numbers of the equations that `equation` is for; JAX runs all others."""
+        """Returns the positions of the equations that the domain evaluates.
+
+        JAX runs all others, for which `array` gives the inputs.
+        """
         return range(len(jaxpr.eqns))
 
     def array(self, value: V) -> Any:
-        """The array of a value that an equation is given which JAX runs."""
+        """Returns the array of a value, as the input of an equation that JAX runs."""
         raise NotImplementedError
 
 
@@ -102,13 +109,13 @@ def interpret(
     inputs: Sequence[V],
     constants: Sequence[V] | None = None,
 ) -> list[V]:
-    """The values of the outputs of a program, from those of its inputs.
+    """Returns the values of the outputs of a program, from those of its inputs.
 
     Args:
-        program: The closed program.
-        domain: What a value is, and what equations make of it.
+        program: The closed jaxpr.
+        domain: The domain of the values.
         inputs: The values of its inputs.
-        constants: Those of its constants; what the domain says of them, if None.
+        constants: The values of its constants; if None, those of `domain.constant`.
     """
     jaxpr = program.jaxpr
     if constants is None:

@@ -1,4 +1,4 @@
-"""Programs without what their outputs do not depend on, all together or each by itself."""
+"""Dead code elimination: for all outputs of a program, or for each one separately."""
 
 import dataclasses
 from typing import Any
@@ -14,19 +14,19 @@ from sparsejax.tracing import programs
 
 
 def needed(program: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, list[bool]]:
-    """A program without what no output depends on, and which inputs it still takes."""
+    """Returns a program without dead code, and for each input whether it still takes it."""
     wanted = [True] * len(program.jaxpr.outvars)
     jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, wanted)
     return _closed(jaxpr, program), used
 
 
 def alone(program: core.ClosedJaxpr) -> list["Output"]:
-    """Each output of a program by itself: with the equations that it depends on."""
+    """Returns for each output of a program the program that computes it alone."""
     jaxpr, found = program.jaxpr, []
     makers = {v: at for at, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     for output in jaxpr.outvars:
-        # First just those in front of it: to look through all, once an output, would take
-        # as long as all outputs together, squared.
+        # First only its ancestors are collected: dead code elimination over all equations,
+        # once for each output, would take quadratic time.
         eqns, left = {}, [output]
         while left:
             at = makers.get(v) if not programs.is_literal(v := left.pop()) else None
@@ -41,16 +41,16 @@ def alone(program: core.ClosedJaxpr) -> list["Output"]:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """One output of a program, without the equations that it does not depend on.
+    """One output of a program, with the equations on which it depends.
 
     Attributes:
-        program: It takes all inputs of the whole program.
+        program: The program of these equations; it takes all inputs of the whole one.
     """
 
     program: core.ClosedJaxpr
 
     def __call__(self, *args: Any) -> jax.Array:
-        """The output."""
+        """Computes the output from all inputs of the whole program."""
         (made,) = core.jaxpr_as_fun(self.program)(*args)
         return made
 
@@ -63,26 +63,26 @@ class Output:
         return any(v in given for v in used if not programs.is_literal(v))
 
     def written(self) -> Any:
-        """The program and its constants, in a form that can be compared."""
+        """Returns the program and its constants in a form that can be compared."""
         consts = [*self.program.consts, *_constants(self.program.jaxpr)]
         # A program is printed without the values of its constants.
         return str(self.program.jaxpr), tuple(map(_value, consts))
 
 
 def _closed(jaxpr, program):
-    """A part of a program, with those constants of it that are left."""
+    """Closes a part of a program over the constants that it still uses."""
     consts = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     return core.ClosedJaxpr(jaxpr, [consts[v] for v in jaxpr.constvars])
 
 
 def _value(x):
-    """A constant, in a form that can be compared."""
+    """Returns a constant in a form that can be compared."""
     if isinstance(x, Tracer) or jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
         return id(x)
     return np.shape(x), np.asarray(x).tobytes()
 
 
 def _constants(jaxpr):
-    """The constants of all programs inside a program."""
+    """Returns the constants of all programs inside a program."""
     inside = [inner for eqn in jaxpr.eqns for inner in programs.held(eqn)]
     return [x for one in inside for x in (*one.consts, *_constants(one.jaxpr))]

@@ -1,7 +1,7 @@
-"""What the versions of JAX call the parts of a traced program: the one file that knows.
+"""The names and parameters of equations in versions of JAX, which only this file knows.
 
-Written for JAX 0.10 to 0.12. An equation that has a part which is not known here is not
-looked into.
+It is written for JAX 0.10 to 0.12. An equation with a name or a parameter that is not
+listed here is of no known kind.
 """
 
 import enum
@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 
 
 class CallKind(enum.Enum):
-    """What an equation does with the programs inside it."""
+    """How an equation runs the programs inside it."""
 
     INLINE = "runs it once"
     REMAT = "runs it once, and again when it is differentiated"
@@ -31,10 +31,10 @@ _KINDS = {
     "cond": CallKind.COND,
 }
 
-# All parameters that an equation may have; where the names alone say nothing, None.
+# The parameters that an equation of a kind may have; for kinds not listed, any.
 _KNOWN = {
     CallKind.REMAT: {"jaxpr", "prevent_cse", "differentiated", "policy"},
-    # How many inputs are constants and how many carried is in the last two since JAX 0.11.
+    # Since JAX 0.11, ft_in and ft_out have the numbers of constants and of carried inputs.
     CallKind.SCAN: {"jaxpr", "reverse", "length", "unroll", "linear", "_split_transpose"}
     | {"num_consts", "num_carry", "ft_in", "ft_out"},
     CallKind.COND: {"branches"},
@@ -42,7 +42,7 @@ _KNOWN = {
 
 
 def kind_of(eqn: Any) -> CallKind | None:
-    """What an equation is, if all about it is known; None otherwise."""
+    """Returns the kind of an equation; None if its name or a parameter is not known."""
     kind, params = _KINDS.get(eqn.primitive.name), eqn.params
     if kind is None or set(params) - _KNOWN.get(kind, set(params)):
         return None
@@ -56,7 +56,7 @@ def kind_of(eqn: Any) -> CallKind | None:
 
 
 def programs(eqn: Any) -> list[core.ClosedJaxpr]:
-    """The programs inside an equation."""
+    """Returns the programs that an equation of a known kind runs: branches, or one."""
     if "branches" in eqn.params:
         return [closed(branch) for branch in eqn.params["branches"]]
     inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
@@ -64,21 +64,21 @@ def programs(eqn: Any) -> list[core.ClosedJaxpr]:
 
 
 def held(eqn: Any) -> list[core.ClosedJaxpr]:
-    """All programs among the parameters of an equation, whatever it does with them."""
+    """Returns all programs among the parameters of an equation of any kind."""
     values = (x if isinstance(x, tuple | list) else (x,) for x in eqn.params.values())
     return [closed(x) for some in values for x in some if hasattr(x, "eqns")]
 
 
 def closed(jaxpr: Any) -> core.ClosedJaxpr:
-    """A program with its constants; since JAX 0.11 every program has them."""
+    """Returns a program as a `ClosedJaxpr`; since JAX 0.11 every program is one."""
     return jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else core.ClosedJaxpr(jaxpr, ())
 
 
 def scan_split(eqn: Any) -> tuple[int, int]:
-    """Where the carry and where the slices begin among the inputs of a scan.
+    """Returns the positions of the first carried and of the first sliced input of a scan.
 
     Raises:
-        ValueError: This JAX says it in another way.
+        ValueError: The parameters of this version of JAX are not known.
     """
     params = eqn.params
     if "num_consts" in params:
@@ -91,51 +91,51 @@ def scan_split(eqn: Any) -> tuple[int, int]:
 
 
 def is_literal(atom: Any) -> bool:
-    """Whether an input of an equation is a number in the program's text."""
+    """Returns whether an input of an equation is a literal."""
     return isinstance(atom, core.Literal)
 
 
 def literal(atom: Any) -> Any:
-    """The array that a literal is."""
+    """Returns the array of a literal."""
     return jnp.asarray(atom.val, atom.aval.dtype)
 
 
 def is_real(atom: Any) -> bool:
-    """Whether a gradient can flow through a variable, as far as its dtype tells."""
+    """Returns whether the dtype of a variable is one through which a gradient can flow."""
     return jnp.issubdtype(getattr(atom.aval, "dtype", jnp.int32), jnp.inexact)
 
 
 def touches_memory(eqn: Any) -> bool:
-    """Whether an equation reads or writes a mutable array.
+    """Returns whether an equation reads or writes a mutable array (a `Ref`).
 
-    A gradient can flow through it to what stands below it in no chain of variables.
+    A gradient can flow through it to equations that share no variable with this one.
     """
     return any("Ref" in type(atom.aval).__name__ for atom in (*eqn.invars, *eqn.outvars))
 
 
 def varying(aval: Any) -> frozenset[str]:
-    """The mesh axes over which values of a type vary."""
+    """Returns the mesh axes over which values of a type vary."""
     return frozenset(aval.manual_axis_type.varying)
 
 
 def context(eqn: Any) -> Any:
-    """A context manager: that in which an equation was traced, its mesh in particular."""
+    """Returns a context manager that restores the context of an equation, with its mesh."""
     return eqn.ctx.manager
 
 
 def sharding_after(jaxpr: Any, v: Any, outputs: Sequence[Any]) -> Any:
-    """How a variable lies on an explicit mesh: by its type, or where it returns to one.
+    """Returns the sharding of a variable on an explicit mesh, or that of its only use.
 
-    JAX traces a lookup with `out_sharding` on Auto axes, and what comes out is put on the
-    explicit mesh by a `reshard`, maybe after something was done to each number.
+    JAX traces a lookup with `out_sharding` on Auto axes. Its result is moved to the
+    explicit mesh by a `reshard`, perhaps after elementwise operations, which are followed.
 
     Args:
         jaxpr: The program.
         v: The variable.
-        outputs: What is known of the program's outputs in the same way, from outside.
+        outputs: The shardings of the program's outputs, where the program is called.
 
     Returns:
-        A NamedSharding; None where it cannot be told.
+        A NamedSharding; None if it is not determined.
     """
     while True:
         sharding = v.aval.sharding
@@ -153,12 +153,12 @@ def sharding_after(jaxpr: Any, v: Any, outputs: Sequence[Any]) -> Any:
 
 
 def place(eqn: Any) -> str:
-    """What an equation is, and the file and line that it comes from."""
+    """Returns the name of an equation's primitive, and the file and line of its source."""
     return f"{eqn.primitive.name} at {line(eqn)}"
 
 
 def line(eqn: Any) -> str:
-    """The file and line of the user's program that an equation comes from."""
+    """Returns the file and line of the user's program that an equation comes from."""
     try:
         return source_info_util.summarize(eqn.source_info)
     except Exception:  # the gradient is right without it
@@ -166,7 +166,7 @@ def line(eqn: Any) -> str:
 
 
 def named(eqn: Any) -> str:
-    """An equation, and the transformation of optax that it is from, for people."""
+    """Returns the optax transformation that an equation comes from, else its `place`."""
     traceback = eqn.source_info.traceback
     for frame in traceback.frames if traceback else ():
         maker, _, inside = frame.function_name.partition(".<locals>.")
@@ -180,8 +180,8 @@ def evaluate(jaxpr: Any, eqns: Sequence[Any], read: Callable[[Any], Any]) -> dic
 
     Args:
         jaxpr: The program.
-        eqns: Equations of it that follow each other.
-        read: From a variable that is not written by them to its value.
+        eqns: Consecutive equations of it.
+        read: A function from a variable that they do not write to its value.
 
     Returns:
         The values of the variables that the equations write.
@@ -201,12 +201,12 @@ def _is_known_scan(eqn):
         scan_split(eqn)
     except ValueError:
         return False
-    # Without a turn, what is carried comes out though the program does not return it.
+    # With no iteration, the carry is returned as it was given, and not by the program.
     return eqn.params["length"] > 0 and not eqn.params.get("_split_transpose")
 
 
 def _are_as_given(eqn, kind):
-    """Whether the programs inside an equation have the types that are seen outside."""
+    """Returns whether the programs inside an equation have the types of its variables."""
     inside = [inner.jaxpr for inner in programs(eqn)]
     if kind in (CallKind.SCAN, CallKind.CUSTOM):
         return len(inside) == 1 and len(inside[0].invars) == len(eqn.invars)

@@ -77,7 +77,7 @@ def require_usable(state: Any, call: str) -> None:
             f"{call} needs a sparsejax.TrainState, as trainer.init(params) makes it or the "
             f"last trainer.step returned it; got a {type(state).__name__}."
         )
-    tree.check_there(
+    tree.check_not_donated(
         state,
         call,
         ", state, loss = trainer.step(state, batch); or make the trainer with "

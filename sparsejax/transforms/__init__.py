@@ -1,9 +1,9 @@
 """The library as optax transformations, one file each.
 
-What most need is at the top, in `sparsejax`. Here are clipping of each rank's gradients by
-itself, what raises for a step that was left out, gradients that are stacked by replica, and
-the systems with which `zen_sync`, `ok_topk_sync` and `spardl_sync` are compared;
-`sparsejax.transforms.feedback` has the contract of what leaves something out.
+The common ones are exported by `sparsejax`. Here are `clip_by_rank`, which clips each
+rank's gradients; `check_numbers`, which raises if a step was skipped; `PerReplica`,
+gradients that are stacked by replica; and the baselines of `zen_sync`, `ok_topk_sync` and
+`spardl_sync`. `sparsejax.transforms.feedback` defines the protocol of lossy parts.
 """
 
 from sparsejax.state.finite import check_numbers as check_numbers

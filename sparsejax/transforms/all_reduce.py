@@ -1,4 +1,4 @@
-"""`all_reduce`: what `jax.lax.psum` does, sending only what is not zero."""
+"""`all_reduce`: a `jax.lax.psum` that sends only non-zero units."""
 
 import dataclasses
 import functools
@@ -38,10 +38,10 @@ def all_reduce(
     It runs inside `jax.shard_map`, or under `jax.vmap` with an axis name. A value that does
     not vary over the axis is multiplied by the number of ranks, as by `psum`. The gradient
     of a parameter that is sharded over the axis (FSDP) varies, too, and would be added to
-    those of other shards: leave it out.
+    those of other shards: do not pass it.
 
     Args:
-        x: An array, a `SparseTensor`, or a tree of them, of real floating numbers. The
+        x: An array, a `SparseTensor`, or a pytree of them, of real floating dtypes. The
             gradient of a `ColumnTable` is a sum already, and is not sent.
         axis_name: The mesh axis, or axes; the only manual one if None.
         scheme: The scheme for every array. If None, Zen for arrays of at least 65,536
@@ -50,11 +50,11 @@ def all_reduce(
         deterministic: Whether owners add in a fixed order; see `sparsejax.sync`.
 
     Returns:
-        The same tree, equal on all ranks bit for bit. A `SparseTensor` comes back as one
-        with capacity for the entries of all ranks, with ascending distinct indices. Its
-        time and memory grow with the entries, not with the array. It is summed by Zen where
-        `scheme` is None and there are more than four ranks, else in one round from each
-        rank to all.
+        The sums as a pytree of the same structure, equal on all ranks bit for bit. The sum
+        of a `SparseTensor` is one with capacity for the entries of all ranks and ascending
+        distinct indices. Its time and memory grow with the entries, not with the array. If
+        `scheme` is None, it is summed by Zen on more than four ranks, and on fewer by one
+        all-gather of all entries.
 
     Example:
         >>> add = jax.shard_map(
@@ -89,7 +89,7 @@ def all_reduce(
 
 
 def _reduced(paths, scheme, wire, reduce, leaves):
-    """The sums, or means, of arrays and of entries."""
+    """Returns the sums, or means, of leaves that are arrays or `SparseTensor`s."""
     leaves = wire.per_rank(leaves)
     result: list[Any] = [None] * len(leaves)
     dense = [i for i, leaf in enumerate(leaves) if not tree.is_sparse(leaf)]
@@ -107,15 +107,15 @@ def _reduced(paths, scheme, wire, reduce, leaves):
     return result
 
 
-# Up to this many ranks one round of all entries to all is fastest: owners would save
-# few bytes, and take three rounds.
+# Up to this many ranks one all-gather of all entries is fastest: owners would save few
+# bytes, and take three rounds.
 _FEW = 4
 
 
 def _sparse(path, x, scheme, wire, reduce):
     x.check(path or "x")
     tree.check_dtype(path or "x", x)
-    # As lists they go where those of all ranks are shorter than half of the array.
+    # Entries are sent as lists if those of all ranks have fewer units than half the array.
     if x.capacity and 2 * wire.ranks * x.capacity <= x.units:
         indices, values = wire.per_rank((x.kept(), x.values))
         lists = _total_of_lists(scheme, wire, x.shape, indices, values)
@@ -131,7 +131,7 @@ def _sparse(path, x, scheme, wire, reduce):
 
 
 def _sum_of_lists(scheme, wire, shape, indices, values):
-    """The entries of the sum, ascending; None where the scheme sends no lists."""
+    """Returns the entries of the sum, ascending; None if the scheme sends no lists."""
     units = SparseTensor(indices, values, shape).units
     listed = merging.distinct_rows(RowGrads(indices, values, (units, *values.shape[1:])))
     if wire.ranks == 1:
@@ -153,7 +153,7 @@ _total_of_lists = jax.custom_jvp(_sum_of_lists, nondiff_argnums=(0, 1, 2))
 
 @_total_of_lists.defjvp
 def _total_of_lists_jvp(scheme, wire, shape, primals, tangents) -> Any:
-    """As `_total_jvp`: a plain psum, read where the sum has entries."""
+    """Differentiates as `_total_jvp` does: the tangent is a psum, at the sum's entries."""
     total = _total_of_lists(scheme, wire, shape, *primals)
     if total is None:
         return None, None
@@ -174,9 +174,9 @@ _total = jax.custom_jvp(_sum_of_units, nondiff_argnums=(0, 1))
 
 @_total.defjvp
 def _total_jvp(scheme, wire, primals, tangents):
-    """The derivative of a sum is the sum; what differentiates it is a plain psum.
+    """Differentiates the sum: its tangent is a psum of the tangents.
 
-    The values themselves travel as bits, through which JAX sees no derivative.
+    Values are sent as bits, which JAX cannot differentiate.
     """
     total = _total(scheme, wire, *primals)
     tangent, _ = wire.psum(wire.per_rank(tangents[0]))

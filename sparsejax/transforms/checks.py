@@ -1,4 +1,4 @@
-"""Checks of what an exchange and its memory are given: leaves, and their states."""
+"""Checks of the arguments of an exchange and of `feedback`: leaves and states."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from sparsejax.wire.collectives import Wire
 def check_leaves(
     paths: Sequence[str], leaves: Sequence[Any], buckets: Sequence[Bucket], axis: AxisName
 ) -> None:
-    """Raises where a gradient is summed already, or not of a kind that its scheme takes.
+    """Raises if a gradient is summed already, or its scheme does not take its kind.
 
     Args:
         paths: The leaves' paths.
         leaves: The gradients.
-        buckets: How they are to be summed.
+        buckets: The buckets in which they are to be summed.
         axis: The mesh axis of the ranks.
     """
     for path, leaf in zip(paths, leaves, strict=True):
@@ -42,7 +42,7 @@ def check_leaves(
 
 
 def _check_dense(path, leaf, name):
-    """Raises where a scheme that leaves something out is given entries or rows."""
+    """Raises if a lossy scheme is given a gradient of entries or rows."""
     if is_row_grads(leaf):
         raise ArgumentError(
             f"leaf {path!r} is RowGrads, and {name} keeps what it leaves out in an array "
@@ -59,7 +59,7 @@ def _check_dense(path, leaf, name):
 
 
 def _check_origin(path, leaf):
-    """Raises where the indices, or values in a code, are not those of the sparsifier."""
+    """Raises if indices, or values in a code, were changed after the sparsifier."""
     changed = "indices" if leaf.origin.is_changed(leaf.indices) else ""
     if leaf.coded is not None and leaf.coded.origin.is_changed(leaf.values):
         changed = changed or f"values, which are in the code {leaf.coded.code!r},"
@@ -73,7 +73,7 @@ def _check_origin(path, leaf):
         )
 
 
-# What to do with a parameter of which each rank holds a shard.
+# Ends messages about a parameter of which each rank holds a shard: why, and the fix.
 _SHARDED = (
     "each rank holds a shard of it (FSDP), whose gradient is no part of a sum over the "
     "ranks. Synchronize what all ranks hold whole, and give shards an optimizer without a "
@@ -83,7 +83,7 @@ _SHARDED = (
 
 
 def check_replicated(params: Any, axis_name: AxisName | None, what: str) -> None:
-    """Raises where a parameter differs over the axis of the ranks, by its type.
+    """Raises if the type of a parameter varies over the axis of the ranks.
 
     Args:
         params: The parameters, or None.
@@ -106,10 +106,10 @@ def check_replicated(params: Any, axis_name: AxisName | None, what: str) -> None
 
 
 def require_params(lossy: Any, params: Any) -> None:
-    """Raises where something selects by the parameters, and update was given none.
+    """Raises if the parameters are needed to select entries, and are None.
 
     Args:
-        lossy: What selects; see `feedback.Lossy`.
+        lossy: The sparsifier on a tree, or the exchange; see `feedback.Lossy`.
         params: The parameters, or None.
     """
     if params is None and lossy.entry.reads_params:
@@ -122,22 +122,22 @@ def require_params(lossy: Any, params: Any) -> None:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Leaves:
-    """The leaves that a state was made for: no arrays, and known when traced.
+    """The paths and shapes of the leaves that a state was made for, static under `jit`.
 
     Attributes:
-        shapes: The path and the shape of each.
+        shapes: The path and the shape of each leaf.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
     def of(cls, paths: Sequence[str], leaves: Sequence[Any]) -> "Leaves":
-        """The parameters, or the gradients."""
+        """Returns the paths and shapes of parameters, or of gradients."""
         shapes = (tuple(leaf.shape) for leaf in leaves)
         return cls(tuple(zip(paths, shapes, strict=True)))
 
     def check(self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire) -> None:
-        """Raises where the gradients are of other leaves.
+        """Raises unless the gradients have the same paths and shapes.
 
         Args:
             paths: The gradients' paths.
@@ -173,7 +173,11 @@ def _only_in(paths, others):
 
 
 def _sharding(whole, shard, wire):
-    """The axes of the ranks, one or all, over which a leaf of these shapes may lie."""
+    """Returns the axes of the ranks over which a leaf may be sharded, judged by shapes.
+
+    These are those axes, one of them or all together, whose size times one dimension of
+    `shard` gives `whole`.
+    """
     names = axes.axis_names(wire.axis)
     sizes = {repr(name): lax.axis_size(name) for name in names}
     sizes[" and ".join(sizes)] = wire.ranks
@@ -194,10 +198,10 @@ _HINT = (
 
 
 def check_groups(buckets: Sequence[Bucket], state: Any, wire: Wire) -> None:
-    """Raises where gradients form other buckets than those of a state.
+    """Raises if the buckets of the gradients are not those of a state.
 
     Args:
-        buckets: Those of the gradients.
+        buckets: The buckets of the gradients.
         state: The state of an exchange.
         wire: The ranks.
     """
@@ -213,7 +217,7 @@ def check_groups(buckets: Sequence[Bucket], state: Any, wire: Wire) -> None:
 
 
 def _check_scheme_state(bucket, state, wire):
-    """Raises unless the scheme made the state, for as many units and ranks."""
+    """Raises unless a bucket's scheme made its state, for this many units and ranks."""
     given = state.value if isinstance(state, PerRank) else state
     if bucket.is_lossy:
         given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), given)
@@ -232,11 +236,11 @@ def _check_scheme_state(bucket, state, wire):
 
 
 def check_shards(lossy: Any, memory: Any, given: Any) -> None:
-    """Raises where a part that ranks share out would be given no velocity.
+    """Raises if the memory has momentum, which parameters sharded by rank would not get.
 
     Args:
-        lossy: What sends and leaves out; a `Lossy`.
-        memory: Its memory, if it has one.
+        lossy: The sparsifier on a tree, or the exchange; a `Lossy`.
+        memory: Its memory, or None.
         given: The parameters, or the gradients.
     """
     if memory is not None and memory.has_momentum:
@@ -251,12 +255,12 @@ def check_shards(lossy: Any, memory: Any, given: Any) -> None:
 
 
 def check_weight(lossy: Any, given: Any, remembers: bool) -> None:
-    """Raises where ranks have weights, and a part of the chain does not support weights.
+    """Raises if a part of the chain does not support the weights of ranks.
 
     Args:
-        lossy: What sends and leaves out; a `Lossy`.
+        lossy: The sparsifier on a tree, or the exchange; a `Lossy`.
         given: The gradients.
-        remembers: Whether it keeps anything on each rank.
+        remembers: Whether any leaf has a residual or a velocity.
     """
     call = f"update of {lossy.name} was given weight="
     sharded.refuse(
@@ -277,10 +281,10 @@ def check_weight(lossy: Any, given: Any, remembers: bool) -> None:
 def check_velocities(
     lossy: Any, paths: Sequence[str], leaves: Sequence[Any], moving: Sequence[bool]
 ) -> None:
-    """Raises where a leaf that has a velocity comes by its entries or rows.
+    """Raises if the gradient of a leaf that has a velocity is a list of entries or rows.
 
     Args:
-        lossy: What sends and leaves out; a `Lossy`.
+        lossy: The sparsifier on a tree, or the exchange; a `Lossy`.
         paths: The leaves' paths.
         leaves: The gradients.
         moving: Whether each leaf has a velocity.
@@ -296,11 +300,11 @@ def check_velocities(
 
 
 def check_memory(lossy: Any, memory: Any, needs: bool, moves: bool, state: Any) -> None:
-    """Raises where the state has no residual and one is needed, or the reverse.
+    """Raises if the state has a residual and none is needed, or the reverse.
 
     Args:
-        lossy: What sends and leaves out; a `Lossy`.
-        memory: Its memory, if it has one.
+        lossy: The sparsifier on a tree, or the exchange; a `Lossy`.
+        memory: Its memory, or None.
         needs: Whether any leaf needs a residual.
         moves: Whether any leaf has a velocity.
         state: The state of `feedback`.
@@ -320,7 +324,7 @@ def check_memory(lossy: Any, memory: Any, needs: bool, moves: bool, state: Any) 
 
 
 def check_model_axis(model_axis: AxisName | None, wire: Wire) -> None:
-    """Raises where tensors are said to be sharded over the axis of the ranks."""
+    """Raises if `model_axis` is, or shares, an axis of the ranks."""
     if model_axis is None:
         return
     shards = axes.resolve(model_axis, "model_axis of a sparsejax sparsifier")

@@ -1,4 +1,4 @@
-"""Transformations that print as the call that made them; options that are gone."""
+"""Decorators of public functions: the repr of their results, and removed options."""
 
 import dataclasses
 import functools
@@ -19,9 +19,10 @@ _LONG = 120  # characters
 
 
 def described(function: _Function) -> _Function:
-    """Makes what a function returns print as the call of it, `zen_sync(axis_name='data')`.
+    """Gives the results of a function the call as repr: `zen_sync(axis_name='data')`.
 
-    In a chain, where its result belongs, the function itself raises an error that says so.
+    If the function itself is put into a chain, instead of its result, `init` raises an
+    error that says so.
     """
     signature = inspect.signature(function)
     name = function.__name__
@@ -31,7 +32,7 @@ def described(function: _Function) -> _Function:
     @functools.wraps(function)
     def call(*args, **kwargs):
         if options is not None:
-            # optax.inject_hyperparams takes `**options` for an argument of that name.
+            # optax.inject_hyperparams passes `**options` as an argument named options.
             kwargs |= kwargs.pop("options", {})
             for key in kwargs.keys() - known:
                 raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
@@ -50,13 +51,17 @@ def described(function: _Function) -> _Function:
             f"makes: call it, {name}(...)."
         )
 
-    # All that optax asks for before a state is made.
+    # optax.chain reads only `init` before a state is made.
     call.init = not_called  # type: ignore
     return call  # type: ignore
 
 
 def without(gone: Mapping[str, str]) -> Callable[[_Function], _Function]:
-    """Makes a function raise for options that are gone: by name, what to write instead."""
+    """Makes a function raise for removed options.
+
+    Args:
+        gone: For the name of each removed option, what to write instead.
+    """
 
     def decorate(function: Any) -> Any:
         @functools.wraps(function)
@@ -74,7 +79,7 @@ def without(gone: Mapping[str, str]) -> Callable[[_Function], _Function]:
 
 
 def _names_of(options):
-    """The names of `**options: Unpack[...]`, which sees to types alone."""
+    """Returns the keys of `**options: Unpack[...]`, which Python itself does not check."""
     if options is None:
         return ()
     (kind,) = typing.get_args(options.annotation)
@@ -82,7 +87,7 @@ def _names_of(options):
 
 
 def _brief(value):
-    """A value without the defaults of its fields, and cut where it is long."""
+    """Returns the repr of a value without fields at their defaults, short if it is long."""
     if type(value) in (
         optax.GradientTransformation,
         optax.GradientTransformationExtraArgs,

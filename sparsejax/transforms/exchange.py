@@ -1,26 +1,27 @@
-"""The exchange: sums every leaf over the ranks, bucket by bucket. The only one that sends.
+"""The exchange: the transformation that sums every leaf over the ranks, by buckets.
 
-On the wire, for each bucket in turn: what its scheme sends. An exchange is `Lossy`, because
-a top-k scheme, or PowerSGD, leaves something out; `feedback` keeps it, and makes the
-transformation. A bucket whose scheme sends everything has no residual, and its gradients
-are passed to the scheme unchanged, dense or by their entries.
+On the wire: for each bucket in turn, what its scheme sends. An exchange implements `Lossy`,
+because a top-k scheme, or PowerSGD, leaves a part out; `feedback` makes the optax
+transformation, with a memory for that part. A bucket whose scheme is lossless has no
+residual, and the scheme is given its gradients unchanged, dense or as entries.
 
-`RowGrads` are summed by `Scheme.rows`, tables of one width in one exchange, and come out as
-`RowGrads` of distinct ids, whatever the number of rows: which rows those are is for an
-optimizer to know, and they never have room for more than the table has. Of a table of which
-a rank needs one piece they are those of its piece. A leaf stays in the bucket that it would
-have as an array, whose state and metrics it shares; so a state made from parameters serves.
-Of a bucket that is summed densely, as small leaves are, rows go by the scheme of large ones
-where their lists send fewer bytes (`buckets.tables`). Where they do not, or a scheme sends
-no rows, they are made a dense array, and the sum is one, too.
+`RowGrads` are summed by `Scheme.rows`, tables of one width in one exchange. Their sum is
+`RowGrads` with distinct ids, whose capacity is at most the height of the table; if a rank
+needs one piece of the table, it has the rows of this piece. It stays rows whatever their
+number, because an optimizer needs to know which rows have a gradient. The leaf belongs to
+the same bucket as if its gradient were an array, and shares the state and metrics of the
+bucket, so a state can be made from parameters. If the bucket is summed densely, as that of
+small leaves is, rows use the scheme of large leaves where their lists send fewer bytes
+(`buckets.tables`). Where they do not, or where a scheme sends no rows, gradient and sum are
+dense arrays.
 
-A bucket is one exchange, unless a sparsifier stands in front: buckets that it leaves as
-elements are exchanged as one where `buckets.joint` says so, both tables and kernels. Each
-has its own place in the state, and nothing there says which were joined: the state of the
-first is handed to the scheme, and all of them keep what comes out. What was sent is shared
-out, so that sums over buckets are what was sent: bytes by the room that each has for
-entries, in whole bytes, the bytes of a dense sum by its elements, and all rounds to the
-first. Densities and imbalances are those of the whole exchange.
+Each bucket is one exchange, unless a sparsifier precedes it: buckets of which it selected
+elements, both tables and kernels, are exchanged as one where `buckets.joint` allows it.
+Each keeps its own place in the state, which does not record which were joined: the scheme
+is given the state of the first, and its new state is stored for all of them. The traffic is
+divided among them so that sums over buckets are what was sent: bytes in proportion to
+capacities, in whole bytes; the bytes of a dense sum in proportion to elements; and all
+rounds to the first. Densities and imbalances are those of the whole exchange.
 """
 
 import dataclasses
@@ -61,13 +62,13 @@ class ExchangeState(NamedTuple):
     """State of an exchange.
 
     Attributes:
-        schemes: The scheme's state of each bucket; `PerRank`, though equal on all ranks,
-            for a lossy scheme, whose state follows the numbers and so differs by shard.
-        traffic: What was sent the last time, by bucket: see `Traffic.as_one`.
-        totals: What was sent since the first state.
+        schemes: The scheme's state of each bucket, by name. That of a lossy scheme depends
+            on values, and so differs by shard: it is `PerRank`, though equal on all ranks.
+        traffic: The traffic of the last update, by bucket: see `Traffic.as_one`.
+        totals: The traffic of all updates since `init`.
         reduction: The reduction, for resizing the state to another number of ranks.
-        leaves: The parameters that it was made for.
-        sums: Whether the last sums were finite, where `skip_nonfinite` asks and they may
+        leaves: The paths and shapes of the parameters that it was made for.
+        sums: Whether the last sums were finite, inside `skip_nonfinite` if they may
             overflow in 16 bits; else None.
     """
 
@@ -84,11 +85,11 @@ class Exchange:
     """Sums the leaves of a tree over the ranks; see `Lossy` for its methods.
 
     Attributes:
-        assignment: How each leaf is summed.
+        assignment: The scheme and the unit of each leaf.
         axis_name: The mesh axis of the ranks; the only manual one if None.
         mean: Whether sums are divided by the number of ranks.
         two_level: Whether the axis is a pair (outer, inner) of two levels.
-        deterministic: Whether sums over senders are ordered; see `wire.ordered`.
+        deterministic: Whether owners add in a fixed order; see `wire.ordered`.
     """
 
     assignment: Assignment
@@ -107,7 +108,7 @@ class Exchange:
         return Entry(self.name, self.axis_name)
 
     def init(self, params: Any) -> ExchangeState | None:
-        """The schemes' first states, which may depend on the ranks."""
+        """Returns the schemes' first states, which may depend on the ranks."""
         shards = sharded.apart(params)
         paths, leaves, _ = tree.flatten(shards.rest)
         buckets = self._buckets(paths, leaves)
@@ -126,7 +127,7 @@ class Exchange:
                 over = varying_axes(leaves[bucket.leaves[0]])
                 state = _by_shard(as_varying(state, over), bucket, wire)
             states[bucket.name] = state
-        # Each its own arrays: a state that is donated may hold none twice.
+        # Each bucket has its own arrays: a donated state must not contain an array twice.
         traffic = {bucket.name: no_traffic() for bucket in buckets}
         dtypes = [
             travelling(leaves[bucket.leaves[0]].dtype, bucket.scheme.wire_dtype)
@@ -141,7 +142,7 @@ class Exchange:
         return self.assignment.buckets(paths, leaves, hidden)
 
     def _wire_if_known(self):
-        """The ranks, or None outside `shard_map`, where no scheme may need them."""
+        """Returns the wire, or None outside `shard_map`: schemes that need it raise."""
         try:
             axis_name = axes.resolve(self.axis_name, f"init of {self.name}")
         except AxisError:
@@ -156,21 +157,21 @@ class Exchange:
         try:
             return bucket.scheme.init(like, wire)
         except NeedsRanks:
-            # The same error as for all that keeps something by rank.
+            # Raise the same error as every other state by rank.
             why = f"{type(bucket.scheme).__name__} keeps state that depends on the ranks"
             axes.resolve_for_state(self.axis_name, self.name, why)
             raise
 
     def _across(self, wire):
-        """The ranks of the outer axis, where a pair of axes is two levels; else all."""
+        """Returns the wire of the outer axis, if the axes are two levels; else `wire`."""
         return wire.along(wire.axis[0]) if self.two_level else wire
 
     def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
-        """The gradient of a part that each rank has whole; see `Lossy.of_shard`."""
+        """Returns the gradient of a sharded parameter, averaged; see `Lossy.of_shard`."""
         return sharded.synchronized(path, node, wire, self.mean)
 
     def leaves_out(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[bool]:
-        """Whether the scheme of each leaf may leave something out."""
+        """Returns for each leaf whether its scheme is lossy."""
         buckets = self._buckets(paths, leaves)
         lossy = {i for bucket in buckets if bucket.is_lossy for i in bucket.leaves}
         return [i in lossy for i in range(len(leaves))]
@@ -178,7 +179,7 @@ class Exchange:
     def check(
         self, paths: Sequence[str], leaves: Sequence[Any], state: Any, wire: Wire
     ) -> None:
-        """Raises where gradients are summed already, or the state is of other leaves."""
+        """Raises if gradients are summed already, or the state is for other leaves."""
         wire = dataclasses.replace(wire, deterministic=self.deterministic)
         ordered.check(wire, paths, leaves, self.name)
         self.assignment.check_ranks(self._across(wire).ranks)
@@ -198,7 +199,7 @@ class Exchange:
     def outline(
         self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire
     ) -> list[jax.Array]:
-        """Leaves of the types of the sums, made of the leaves; see `Lossy.outline`."""
+        """Returns leaves that have the types of the sums; see `Lossy.outline`."""
         del paths
         return [wire.assume_same(tree.to_dense(leaf)) for leaf in leaves]
 
@@ -227,7 +228,7 @@ class Exchange:
             exchanged.append(counts)
             sent |= totals
             left |= rest
-        # One collective a step where they differ: by shard, or by part of a host's sum.
+        # Traffic may differ by shard, or by part of a host's sum: one collective a step.
         exchanged = self._across(wire).agree(exchanged)
         for joined, counts in zip(groups, exchanged, strict=True):
             parts = joint.shared_out(counts, joined, accumulated)
@@ -247,7 +248,12 @@ class Exchange:
         )
 
     def _exchange(self, bucket, before, given, wire, of_rows):
-        """The totals and the left out parts of a bucket's leaves, its state and traffic."""
+        """Exchanges one bucket.
+
+        Returns:
+            The totals and the left out parts of its leaves, by the places of the leaves;
+            the scheme's next state; and the traffic.
+        """
         leaves, likes, ids, entered = given.leaves, given.likes, given.ids, given.entered
         dtype = likes[bucket.leaves[0]].dtype
         may_split = not bucket.needs_ranks
@@ -282,7 +288,7 @@ class Exchange:
                 kept = reduced.left
                 kept = jnp.zeros(units.shape, units.dtype) if kept is None else kept
                 left |= part.unpack(kept, likes)
-                # It was given wider numbers than those that would be summed densely.
+                # The scheme was given wider numbers than a dense sum would have been.
                 dense_bytes = wire.dense_bytes(units.size, dtype)
                 counts = counts._replace(dense=jnp.float32(dense_bytes))
             states.append(reduced.state)
@@ -292,14 +298,14 @@ class Exchange:
         if entered is not None:
             inside = traffic[0].inside + sum(entered.inside[i] for i in bucket.leaves)
             traffic[0] = traffic[0]._replace(inside=inside)
-        # Of two parts the sparse one comes first; the next step uses its state.
+        # If there are two parts, the sparse one is first; its state is kept.
         after = states[0]
         if bucket.is_lossy:
             after = before if given.dense else _by_shard(after, bucket, wire)
         return sent, left, after, functools.reduce(add_traffic, traffic)
 
     def _pieces(self, bucket, given, wire):
-        """This rank's pieces of leaves of which it needs one; and their traffic."""
+        """Returns this rank's pieces of the leaves that are cut, and their traffic."""
         sent, traffic, likes = {}, [], given.likes
         scheme = AllReduce() if given.dense else bucket.scheme
         scatter = given.entered.scatter
@@ -310,7 +316,7 @@ class Exchange:
         return sent, traffic
 
     def _sums_of_rows(self, bucket, given, wire, of_rows):
-        """The sums of leaves that are rows, where lists of rows are sent; their traffic."""
+        """Returns the sums of leaves whose rows are sent as lists, and their traffic."""
         sent, traffic, leaves = {}, [], given.leaves
         inner = wire.ranks // self._across(wire).ranks
         listed = tables.listed(bucket, leaves, of_rows, wire.ranks, inner)
@@ -327,15 +333,15 @@ class Exchange:
 
 
 def _on_rank(bucket, state, wire):
-    """A scheme's state on this rank."""
+    """Returns a scheme's state on this rank."""
     if not bucket.is_lossy:
         return state
-    # By shard alone; that it is equal on all ranks cannot be seen.
+    # It differs by shard alone; types do not show that it is equal on all ranks.
     return wire.assume_same(jax.tree.map(lambda x: x[0], state.value))
 
 
 def _like(given):
-    """The leaves, those of residuals with the dtypes of their gradients."""
+    """Returns the leaves; accumulated gradients are cast to the dtypes of gradients."""
     return [
         leaf
         if tree.is_sparse(leaf) or leaf.dtype == like.dtype
@@ -345,6 +351,6 @@ def _like(given):
 
 
 def _by_shard(state, bucket, wire):
-    """A scheme's state, as arrays by rank and by shard of another mesh axis."""
+    """Returns a scheme's state as `PerRank`, which may differ by shard as well."""
     value = wire.per_rank(jax.tree.map(lambda x: x[None], state))
     return PerRank(value, wire.axis, bucket.paths)

@@ -1,17 +1,17 @@
-"""Error feedback, once for all that leaves something out: sparsifiers, and top-k schemes.
+"""Error feedback, written once for sparsifiers and lossy schemes.
 
     accumulated gradient = residual + gradient = sent + new residual
 
-Something that leaves entries out is `Lossy`: from the accumulated gradient it returns the
-part that it sent and the part that it left out. `feedback` makes an optax transformation of
-it, in which a `Memory` keeps the part that was left out, on each rank, for the next step.
-Over the wire goes one number, the square of a rank's residual, so that the norm over all
-ranks is at hand wherever the state is read, on one process alone, too; and where ranks have
-weights one more, their sum (`state.weights`).
+A sparsifier on a tree, or an exchange, implements `Lossy`: it splits the accumulated
+gradient into the part that it sends and the part that it leaves out. `feedback` makes an
+optax transformation of it, in which a `Memory` keeps what was left out, on each rank, for
+the next step. On the wire: one number a rank, the squared norm of its residual, so that the
+norm over all ranks can be read from the state on any one process; and if ranks have weights
+one more, their sum (`state.weights`).
 
-The ways to bring it back, and the law of each, are in `state.memories`. Residuals and
-velocities are float32 or wider, whatever the gradient is, and keep what rounding takes from
-what is sent.
+The memories, with the law that each obeys, are in `state.memories`. Residuals and
+velocities are float32 or wider whatever the dtype of the gradient, so they include the
+rounding errors of what was sent.
 """
 
 import contextlib
@@ -47,20 +47,20 @@ _RESIDUAL = Residual()
 
 
 class Accumulated(NamedTuple):
-    """Accumulated gradients, and what the caller of `update` says of them.
+    """Accumulated gradients, and the options with which `update` was called.
 
     Attributes:
         paths: The leaves' paths.
-        leaves: The leaves; float32 or wider where they have a residual.
-        likes: The shapes of the leaves, with the dtypes in which they are to be sent.
+        leaves: The leaves; float32 or wider if they have a residual.
+        likes: The shapes of the leaves, and the dtypes in which they are sent.
         dense: Whether everything is sent.
-        ids: The rows that this rank's batch touched, by path, if the caller knows.
-        masked: Whether ids may be of leaves that were masked.
-        moving: Whether the leaves are velocities, in rows of earlier batches, too.
-        weight: This rank's weight, or [ranks] all of them, where `takes_weight`; None for
-            1.
-        entered: What is known of the leaves where the update was entered.
-        params: Their parameters, where something selects by them; else None.
+        ids: The rows that this rank's batch has read, by path, if the caller passed them.
+        masked: Whether the tree has masked leaves, to which ids may refer.
+        moving: Whether any leaf has a velocity, which is non-zero in rows of earlier
+            batches, too.
+        weight: This rank's weight, or [ranks] all of them, if `takes_weight`; None for 1.
+        entered: What types do not say about the leaves, if the update was entered.
+        params: The parameters of the leaves, if entries are selected by them; else None.
     """
 
     paths: Sequence[str]
@@ -76,12 +76,12 @@ class Accumulated(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The sent and the left out part of an accumulated gradient, an entry a leaf.
+    """The sent and the left out part of an accumulated gradient, as lists over its leaves.
 
     Attributes:
-        sent: The leaves as they go on: of the gradients' dtypes, a `SparseTensor`, or
-            `RowGrads`.
-        left: The part of each accumulated leaf that was not sent, in its dtype; None where
+        sent: The leaves that `update` returns, in the gradients' dtypes: arrays,
+            `SparseTensor`s or `RowGrads`.
+        left: The part of each accumulated leaf that was not sent, in its dtype; None if
             the leaf has no residual.
         selected: Whether only selected entries of a leaf were sent.
         state: The next state.
@@ -94,11 +94,14 @@ class Outcome(NamedTuple):
 
 
 class Lossy(Protocol):
-    """Something that may leave out a part of the gradients that it is given."""
+    """The protocol of a sparsifier on a tree, and of an exchange.
+
+    Either may leave out a part of the gradients that it is given.
+    """
 
     @property
     def name(self) -> str:
-        """The call as the user knows it, for messages."""
+        """The call as the user wrote it, for messages."""
         ...
 
     @property
@@ -113,35 +116,35 @@ class Lossy(Protocol):
 
     @property
     def takes_weight(self) -> bool:
-        """Whether `step` weighs ranks by itself; else it is given leaves that are."""
+        """Whether `step` applies the weights of ranks; if not, its leaves are weighted."""
         ...
 
     @property
     def entry(self) -> Entry:
-        """How its update is entered under `jit`."""
+        """The `Entry` by which its update is called under `jit`."""
         ...
 
     def init(self, params: Any) -> Any:
-        """The first state for parameters like these."""
+        """Returns the first state for parameters of these shapes and dtypes."""
         ...
 
     def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
-        """The gradient of a parameter that is sharded among the ranks, as it goes on."""
+        """Returns the update for the gradient of a parameter sharded among the ranks."""
         ...
 
     def leaves_out(self, paths: list[str], leaves: list[Any]) -> list[bool]:
-        """Whether each leaf needs a residual."""
+        """Returns for each leaf whether it needs a residual."""
         ...
 
     def check(self, paths: list[str], leaves: list[Any], state: Any, wire: Wire) -> None:
-        """Raises where the gradients, or the state, cannot be used."""
+        """Raises if the gradients, or the state, cannot be used."""
         ...
 
     def outline(self, paths: list[str], leaves: list[Any], wire: Wire) -> list[Any]:
-        """Leaves of the types of those that `step` sends: nothing is sent.
+        """Returns leaves with the types of those that `step` sends, and sends nothing.
 
-        Each depends on its own gradient alone, so that a chain may be asked what depends
-        on what.
+        Each is computed from its own gradient alone, so that the dependencies of a chain
+        can be traced.
 
         Args:
             paths: The leaves' paths.
@@ -160,11 +163,11 @@ class FeedbackState(NamedTuple):
 
     Attributes:
         step: int32: updates so far.
-        residual: Trees like the parameters, by rank, with an `optax.MaskedNode` for a leaf
-            that is always sent whole; None if all are, or without a memory.
-        momentum: The velocities, in the same way, of all leaves but those of whole numbers;
-            None where there are none.
-        norm: float32: the norm of the residuals of all ranks; None where there are none.
+        residual: The residuals, a tree like the parameters with an `optax.MaskedNode` for
+            each leaf that is always sent whole; None if all are, or without a memory.
+        momentum: The velocities, a tree of the same kind, of all leaves but integer ones;
+            None if the memory has no momentum.
+        norm: float32: the norm of the residuals of all ranks; None if there are none.
         inner: The state of the sparsifier, or of the exchange.
     """
 
@@ -179,11 +182,12 @@ class FeedbackState(NamedTuple):
 def feedback(
     lossy: Lossy, memory: Memory | None = _RESIDUAL
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes a transformation of something that leaves out a part of the gradient.
+    """Makes an optax transformation of a sparsifier on a tree, or of an exchange.
 
     Args:
-        lossy: A sparsifier on a tree, or an exchange.
-        memory: How the part that was left out is brought back; None: it is lost.
+        lossy: The sparsifier, or the exchange.
+        memory: How the part that was left out is added to later gradients; if None, it is
+            lost.
     """
     if isinstance(lossy, optax.GradientTransformation):
         raise errors.ArgumentError(
@@ -256,7 +260,7 @@ def feedback(
         lossy.check(paths, leaves, state.inner, wire)
         checks.check_velocities(lossy, paths, leaves, moving)
         if OUTLINE.get():
-            # Densely a sparsifier hands each gradient on as it is.
+            # With dense=True a sparsifier returns each gradient unchanged.
             as_is = dense and not lossy.entry.sums
             outlined = leaves if as_is else lossy.outline(paths, leaves, wire)
             outlined = structure.unflatten(outlined)
@@ -271,7 +275,7 @@ def feedback(
         given = given._replace(weight=own_weight, entered=entered)
         own = _Update(lossy, memory, structure, given, wire)
         exchange = axes.all_manual(own.exchanged, wire.axis)
-        # Leaves are whole on each device of axes that were not manual.
+        # Inside `all_manual`, each device along the further axes has whole leaves.
         params = _read(lossy, structure, params)
         with tree.of_shards({}) if axes.further_axes() else contextlib.nullcontext():
             sent, after = exchange(leaves, state, ids, params)
@@ -284,20 +288,20 @@ def feedback(
 
 
 def _read(lossy, structure, params):
-    """The parameters of the leaves, where something selects by them; else None."""
+    """Returns the parameters of the leaves, if entries are selected by them; else None."""
     if not lossy.entry.reads_params:
         return None
     return structure.flatten_up_to(sharded.apart(params).rest)
 
 
 class _Update(NamedTuple):
-    """An update as it is traced: all but the arrays.
+    """The arguments of an update that are static while it is traced.
 
     Attributes:
         lossy: The sparsifier, or the exchange.
-        memory: How residuals are brought back.
+        memory: How residuals are added to later gradients.
         structure: The structure of the tree of leaves.
-        given: The leaves' paths and types, and what the caller of `update` says of them.
+        given: The leaves' paths and types, and the options of `update`.
         wire: The ranks.
     """
 
@@ -308,7 +312,7 @@ class _Update(NamedTuple):
     wire: Wire
 
     def exchanged(self, leaves, state, ids, params):
-        """Sends the leaves; returns those that go on, and the next state."""
+        """Sends the leaves; returns the updates and the next state."""
         lossy, memory, structure, given, wire = self
         residuals = _unpacked(structure, state.residual, len(leaves))
         momenta = _unpacked(structure, state.momentum, len(leaves))
@@ -323,7 +327,8 @@ class _Update(NamedTuple):
             if getattr(lossy, "reads_often", False):
                 accumulate = _once(accumulate, state.step)
             total, momenta[i] = accumulate(gradient, waiting, momenta[i])
-            # What is sent whole travels like its gradient, and rounding is not kept.
+            # A leaf without a residual is sent in its gradient's dtype; its rounding error
+            # is lost.
             accumulated[i] = total.astype(dtype) if residual is None else total
         given = given._replace(leaves=accumulated, ids=ids, params=params)
         sent, left, selected, inner = lossy.step(given, state.inner, wire)
@@ -337,10 +342,10 @@ class _Update(NamedTuple):
 
 
 def _once(accumulate, step):
-    """`Memory.accumulate` as an operation of its own, whatever reads its result.
+    """Wraps `Memory.accumulate` in a branch, so that XLA computes its result once.
 
-    XLA would add up gradient and residual anew for each that reads their sum. What a branch
-    returns it does not compute again.
+    XLA would fuse the sum of gradient and residual into each of its readers, and compute it
+    in each of them. It does not recompute the result of a branch.
     """
     unseen = (step | 1) != 0  # always true
 
@@ -352,7 +357,7 @@ def _once(accumulate, step):
 
 
 def _unpacked(structure: Any, held: PerRank | None, count: int) -> list[Any]:
-    """The arrays of a tree by rank, None where it has none."""
+    """Returns this rank's arrays of a tree by rank; None for masked leaves."""
     if held is None:
         return [None] * count
     leaves = structure.flatten_up_to(held.value)
@@ -360,7 +365,7 @@ def _unpacked(structure: Any, held: PerRank | None, count: int) -> list[Any]:
 
 
 def _packed(structure, arrays, held):
-    """Arrays as a tree by rank, like the one of the last step."""
+    """Returns arrays as a tree by rank with the structure and dtypes of `held`."""
     if held is None:
         return None
     before = structure.flatten_up_to(held.value)
@@ -372,7 +377,7 @@ def _packed(structure, arrays, held):
 
 
 def _norm(structure, residual, wire, entered):
-    """The norm of the residuals of all ranks."""
+    """Returns the norm of the residuals of all ranks."""
     held = structure.flatten_up_to(residual.value)
     shards = [()] * len(held) if entered is None else entered.axes
     pairs = zip(held, shards, strict=True)
@@ -382,7 +387,10 @@ def _norm(structure, residual, wire, entered):
 def _remembered(
     lossy: Lossy, memory: Memory | None, paths: list[str], leaves: list[Any]
 ) -> tuple[list[bool], list[bool]]:
-    """Says which leaves have a residual, and which a velocity: floating-point ones."""
+    """Returns for each leaf whether it has a residual, and whether it has a velocity.
+
+    With momentum, all leaves of inexact dtypes have a velocity.
+    """
     if memory is None:
         return [False] * len(leaves), [False] * len(leaves)
     moving = [

@@ -1,10 +1,10 @@
 """A sparsifier on a tree: selects entries of each leaf of the accumulated gradient.
 
-Nothing goes over the wire but what the shards of a tensor agree on (`model_axis`). A leaf
-becomes a `SparseTensor` of the selected entries, which the exchange after it takes as it
-is. Selected values are rounded to the gradient's dtype, or to a code of few bits, which the
-tensor then has beside them; the residual keeps what rounding took, and all that was not
-selected.
+On the wire: nothing, unless the shards of a tensor share a threshold (`model_axis`). A leaf
+becomes a `SparseTensor` of the selected entries, which the exchange downstream sends
+unchanged. Selected values are rounded to the gradient's dtype, or to a value code, and the
+tensor then has the codes, too. The residual keeps the rounding errors and all elements that
+were not selected.
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ from sparsejax.wire import value_codes
 from sparsejax.wire.collectives import Wire
 
 
-# With one threshold for all leaves, or all shards, one of them may hold more than its share
-# of the large entries: it has room for this many times its share.
+# If leaves, or shards, have one threshold together, one of them may have more large entries
+# than its share: its capacity is this multiple of the share.
 _UNEVEN = 8
 
 
@@ -43,10 +43,10 @@ class SelectState(NamedTuple):
 
     Attributes:
         step: int32: updates so far.
-        sparsifiers: The sparsifier's state of each leaf, by path, or that of all leaves
-            under the empty one: `PerRank`; None if it has none.
+        sparsifiers: The sparsifier's state of each leaf, by path, as `PerRank`; with
+            `global_` that of all leaves, under the empty path. None if it has no state.
         inside: float32: bytes that the last update sent over axes that are not the ranks',
-            where it was entered under `jit`.
+            if it was entered under `jit`; else 0.
     """
 
     step: jax.Array
@@ -55,7 +55,7 @@ class SelectState(NamedTuple):
 
     @classmethod
     def first(cls, sparsifiers: dict[str, PerRank] | None = None) -> "SelectState":
-        """The state before the first update."""
+        """Returns the state before the first update."""
         return cls(jnp.int32(0), sparsifiers, jnp.float32(0))
 
 
@@ -66,13 +66,13 @@ class Select:
     Attributes:
         sparsifier: The algorithm that selects.
         axis_name: The mesh axis of the ranks.
-        has_memory: Whether what is left out comes back; if not, values may be scaled so
-            that the mean is right.
+        has_memory: Whether elements that are left out are added to later gradients; if
+            not, values may be scaled so that their expectation is right.
         global_: Whether all leaves share one threshold.
         min_size: Smaller leaves are sent whole.
-        compress: Whether a leaf is sparsified, by its path and the leaf.
+        compress: A function from a leaf's path and the leaf to whether it is sparsified.
         model_axis: The mesh axis over which tensors are sharded.
-        seed: Of everything that is drawn.
+        seed: The seed of random selections.
         values: The code that selected values are rounded to; see `wire.value_codes`.
     """
 
@@ -98,23 +98,23 @@ class Select:
         return Entry(self.name, self.axis_name, **options)
 
     def sparsifies(self, path: str, leaf: Any) -> bool:
-        """Whether a leaf is sparsified; if not it is sent whole."""
+        """Returns whether a leaf is sparsified; if not, it is sent whole."""
         if leaf.size < max(self.min_size, 1):
             return False
         return self.compress is None or bool(self.compress(path, leaf))
 
     def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
-        """The gradient of a part that each rank has whole, unchanged."""
+        """Returns the gradient of a parameter sharded among the ranks, unchanged."""
         del path, wire
         return node
 
     def leaves_out(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[bool]:
-        """True for each leaf: one that is sent whole keeps what rounding takes."""
+        """Returns True for each leaf: one that is sent whole keeps its rounding error."""
         del paths
         return [True] * len(leaves)
 
     def init(self, params: Any) -> SelectState:
-        """The sparsifier's first states, which differ by rank."""
+        """Returns the sparsifier's first states, which differ by rank."""
         paths, leaves, _ = tree.flatten(sharded.apart(params).rest)
         for path, leaf in zip(paths, leaves, strict=True):
             tree.check_dtype(path, leaf)
@@ -134,7 +134,7 @@ class Select:
         for name, state in states.items():
             members = [leaf_of[each] for each in (names if self.global_ else [name])]
             over = frozenset().union(*(varying_axes(leaf) for _, leaf in members))
-            # Shards of a tensor have one state, too, where they share a threshold.
+            # The shards of a tensor share a threshold over `model_axis`, and one state.
             over -= frozenset(shards)
             typed = lambda x, over=over: as_varying(x[None], over)
             value = wire.per_rank(jax.tree.map(typed, state))
@@ -160,7 +160,7 @@ class Select:
     def check(
         self, paths: Sequence[str], leaves: Sequence[Any], state: Any, wire: Wire
     ) -> None:
-        """Raises where gradients are summed or sparse already, or shards are mixed."""
+        """Raises if gradients are summed or sparse already, or shardings are mixed."""
         check_kind(state, SelectState, self.name)
         checks.check_model_axis(self.model_axis, wire)
         for path, leaf in zip(paths, leaves, strict=True):
@@ -174,14 +174,14 @@ class Select:
         self._check_shards(paths, leaves)
 
     def _check_shards(self, paths, leaves):
-        """Raises where leaves that share a threshold are not sharded over the same axes."""
+        """Raises if leaves that share a threshold are sharded over different axes."""
         if self.global_:
             pairs = zip(paths, leaves, strict=True)
             over = [tree.shards_of(*pair) for pair in pairs if self.sparsifies(*pair)]
             check_shards(over, self.model_axis, "global_")
 
     def outline(self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire) -> list[Any]:
-        """Leaves like those that `step` sends; see `Lossy.outline`."""
+        """Returns leaves with the types of those that `step` sends; see `Lossy.outline`."""
         del wire
         if isinstance(self.sparsifier, base.Rounding):
             return list(leaves)
@@ -227,21 +227,24 @@ class Select:
         return Outcome(sent, left, [i in places for i in range(len(flat))], after)
 
     def _rounded(self, x, draw, like):
-        """A leaf that is sent whole, by few bits if it was chosen, and its residual."""
+        """Returns a leaf that is sent whole, and its residual.
+
+        It is rounded to few bits if `draw` is given, else to the gradient's dtype alone.
+        """
         few_bits = x
         if draw is not None:
             finite = jnp.isfinite(x)
             few_bits = self.sparsifier.rounded(jnp.where(finite, x, 0), draw)
             if self.has_memory:
                 few_bits = few_bits * self.sparsifier.shrink(x.size * draw.over.count)
-            # One that is not finite is sent unchanged; in a norm it would spoil all others.
+            # Elements that are not finite are sent unchanged; a norm excludes them.
             few_bits = jnp.where(finite & jnp.isfinite(few_bits), few_bits, x)
         sent = rounded(few_bits, like.dtype)
         left = tree.rounding_error(x, sent) if self.has_memory else None
         return sent.reshape(like.shape), left
 
     def _draw(self, step, name, size, rank):
-        """Numbers for the sparsifier; all but `rank` are equal on all ranks."""
+        """Returns the `Draw` of a leaf; all of it but `rank` is equal on all ranks."""
         shards = self._shards()
         number = zlib.crc32(f"{self.seed} {name}".encode())
         seed = hashing.mix32(step.astype(jnp.uint32), number)
@@ -249,7 +252,7 @@ class Select:
         return base.Draw(step, seed, wanted, rank, shards)
 
     def _shards(self):
-        """The shards of a leaf, over the mesh axis that shards it."""
+        """Returns how to reduce over the shards of a leaf, along `model_axis`."""
         if self.model_axis is None:
             return magnitudes.WHOLE
         wire = Wire(self.model_axis)
@@ -258,7 +261,7 @@ class Select:
         return magnitudes.Shards(add, join, wire.ranks)
 
     def _places(self, names, leaves, chosen, draws, states):
-        """The places of the selected entries of each chosen leaf; `states` are replaced."""
+        """Returns the selected places of each chosen leaf; updates `states` in place."""
         sparsifier = self.sparsifier
         if isinstance(sparsifier, base.Rounding) or not chosen:
             return {}
@@ -278,14 +281,14 @@ class Select:
         return places
 
     def _room(self, size, draw):
-        """How many selected elements fit; one shard may have most of what is large."""
+        """Returns the capacity for selected elements; one shard may have most of them."""
         room = self.sparsifier.capacity(size)
         if isinstance(self.sparsifier, base.ByMagnitude):
             room = min(size, min(_UNEVEN, draw.over.count) * room)
         return room
 
     def _places_together(self, leaves, chosen, draws, states):
-        """The places of the selected entries, by one threshold for all chosen leaves."""
+        """Returns the selected places of each chosen leaf, by one threshold for all."""
         sparsifier = self.sparsifier
         dtype = jnp.result_type(*(leaves[i].dtype for i in chosen))
         together = jnp.concatenate([leaves[i].astype(dtype) for i in chosen])
@@ -314,7 +317,7 @@ class Select:
         return places
 
     def _taken(self, x, places, draw, like):
-        """A leaf's entries at these places, and its residual without them."""
+        """Returns the entries of a leaf at these places, and its residual."""
         values = x.at[places].get(mode="fill", fill_value=0)
         if not self.has_memory:
             values = values * self.sparsifier.scale(x.size, draw)
@@ -326,7 +329,7 @@ class Select:
         return tensor, x.at[apart].set(error, mode="drop", unique_indices=True)
 
     def _tensor(self, values, places, like):
-        """The tensor of selected values, rounded to its dtype, or to the code."""
+        """Returns the tensor of selected values, rounded to its dtype or to the code."""
         coded = None
         if self.values is None:
             values = rounded(values, like.dtype)
@@ -338,7 +341,7 @@ class Select:
 
 
 def require_local(path: str, leaf: Any, wire: Wire) -> None:
-    """Raises if a gradient was summed before it came to a sparsifier."""
+    """Raises if a gradient was already summed upstream of a sparsifier."""
     try:
         axes.require_local(path, leaf, wire.axis)
     except AlreadySummedError as error:
@@ -351,12 +354,12 @@ def require_local(path: str, leaf: Any, wire: Wire) -> None:
 def check_shards(
     over: Sequence[frozenset[str]], model_axis: AxisName | None, what: str
 ) -> None:
-    """Raises where leaves share a number and are sharded over an axis with no name.
+    """Raises if leaves share a number, are sharded differently, and `model_axis` is None.
 
     Args:
-        over: The mesh axes over which each leaf is sharded, as far as is known.
-        model_axis: The mesh axis over which tensors are said to be sharded.
-        what: The option for which they share it.
+        over: The mesh axes over which each leaf is sharded, as far as types show.
+        model_axis: The mesh axis over which the caller says that tensors are sharded.
+        what: The option by which they share the number, for the message.
     """
     shards = sorted({tuple(sorted(axes)) for axes in over})
     if model_axis is None and len(shards) > 1:
@@ -369,13 +372,13 @@ def check_shards(
 
 
 def _unwrapped(by_name):
-    """The sparsifier's states, by name, of this rank."""
+    """Returns this rank's states of the sparsifier, by name."""
     mine = lambda state: jax.tree.map(lambda x: x[0], state.value)
     return {name: mine(state) for name, state in (by_name or {}).items()}
 
 
 def _wrapped(states, before):
-    """Wraps the states by rank, as those of the last step were."""
+    """Returns the states as `PerRank`, like those of the last step."""
     if before is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""Sparsifiers as optax transformations, to stand before a synchronization.
+"""Sparsifiers as optax transformations, to be chained before a synchronization.
 
     tx = optax.chain(sparsejax.dgc(density=0.01), sparsejax.zen_sync(), optax.sgd(0.1))
 
@@ -59,22 +59,22 @@ def sparsify(
 ) -> optax.GradientTransformationExtraArgs:
     """Sends a small part of each rank's gradient, and keeps the rest for later steps.
 
-    The result of `update` are `SparseTensor`s, which a synchronization of this library
-    takes. So other transformations come after the synchronization. With
+    `update` returns `SparseTensor`s, which only a synchronization of this library accepts:
+    put other transformations after the synchronization. With
     `sparsejax.Residual()` nothing is lost:
 
         sum of gradients = sum of what was sent + residual
 
     where `sparsejax.residuals(state)` is the residual. NaN and infinity count as the
-    largest magnitudes, and are sent, so that training shows them; `RandomK` sends them when
-    it draws their indices. `sparsejax.skip_nonfinite` leaves out such steps.
+    largest magnitudes and are sent, so that they are seen in training; `RandomK` sends them
+    when it draws their indices. `sparsejax.skip_nonfinite` skips such steps.
 
     Args:
         sparsifier: The rule that selects elements; see `sparsejax.sparsifiers`.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        memory: How what was not sent comes back: `sparsejax.Residual()`; or
-            `sparsejax.MomentumCorrection(0.9)`, with which the optimizer has no momentum of
-            its own. With None it is lost.
+        memory: How elements that were not sent are added to later gradients:
+            `sparsejax.Residual()`; or `sparsejax.MomentumCorrection(0.9)`, with which the
+            optimizer has no momentum of its own. With None they are lost.
         clip_norm: Clips each rank's gradient before it is added to the residual: at this
             norm over all leaves, divided by the square root of the number of ranks.
         global_: Whether all leaves share one threshold, instead of one each.
@@ -92,8 +92,7 @@ def sparsify(
             values in full. Leaves that are sent whole are not rounded.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`, to stand before a synchronization in a
-        chain.
+        An `optax.GradientTransformationExtraArgs`, to be chained before a synchronization.
 
     Example:
         >>> kind = sparsejax.sparsifiers.RandomK(0.01)
@@ -163,8 +162,7 @@ def top_k(
         **options: Further arguments of `sparsejax.sparsify`.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`, to stand before a synchronization in a
-        chain.
+        An `optax.GradientTransformationExtraArgs`, to be chained before a synchronization.
 
     Example:
         >>> tx = optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync(), optax.sgd(0.1))
@@ -208,8 +206,7 @@ def dgc(
         **options: Further arguments of `sparsejax.sparsify`.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`, to stand before a synchronization in a
-        chain.
+        An `optax.GradientTransformationExtraArgs`, to be chained before a synchronization.
 
     Example:
         >>> memory = sparsejax.MomentumCorrection(0.9)

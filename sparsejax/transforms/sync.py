@@ -78,48 +78,49 @@ def sync(
 
     `update` takes two more arguments:
 
-    * `weight=w`, a number that each rank has for itself. A rank of weight 0 counts nothing,
+    * `weight=w`, a number that may differ by rank. A rank of weight 0 does not contribute,
       whatever its gradient is. Chains that keep something by rank, a sparsifier or a lossy
       scheme, refuse weights.
-    * `ids={path: ids}`, the rows of a leaf that this rank's batch has touched. The gradient
-      of that leaf is then not searched for them. The ids must name every row whose gradient
-      is not zero: others are not sent. They are used for leaves whose unit is the row,
-      where gradients are not accumulated.
+    * `ids={path: ids}`, the rows of a leaf that this rank's batch has read. The gradient of
+      that leaf is then not searched for non-zero rows. The ids must include every row whose
+      gradient is not zero: others are not sent. They are used for leaves whose unit is the
+      row, if gradients are not accumulated.
 
-    A leaf may be `RowGrads`, as `sparsejax.value_and_grad` makes them. It comes back as
-    `RowGrads` with the distinct ids that any rank has listed. It comes back as an array
-    where it is summed densely: a small table, one that rules send densely, or one of a
-    scheme without rows. The state is made from the table itself. What stands before `sync`
-    must leave `RowGrads` unchanged, and what comes after must work on rows, as
-    `sparsejax.lazy` does. `optax.scale` and the like compute with the ids, too: `sync`
-    calls `RowGrads.check`, which finds such ids.
+    A leaf may be `RowGrads`, as `sparsejax.value_and_grad` makes them. Its sum is
+    `RowGrads` with the distinct ids that any rank has listed. Its sum is an array if it is
+    summed densely: a small table, one that rules send densely, or one of a scheme without
+    rows. The state is made from the table itself. Transformations before `sync` must leave
+    `RowGrads` unchanged, and those after it must work on rows, as `sparsejax.lazy` does.
+    `optax.scale` and the like compute with the ids, too: `sync` calls `RowGrads.check`,
+    which finds such ids.
 
     Args:
         scheme: How leaves of at least 65,536 elements are summed. Smaller leaves join one
-            dense psum, unless they come as rows and that takes fewer bytes. Or a plan
+            dense psum, unless they are rows and lists take fewer bytes. Or a plan
             (`sparsejax.make_plan`), which has the scheme of every leaf.
         axis_name: The mesh axis of the ranks; the only manual one if None. A pair is
             (outer, inner), such as ("hosts", "devices"): dense sums over the inner axis,
             the scheme over the outer one (`schemes.TwoLevel`).
         reduce: "mean" or "sum", over the ranks.
-        rules: From regular expressions, searched in a leaf's path (written a/b/c), to a
-            scheme, "dense", "sparse" (the scheme whatever the size), or the unit of the
-            indices, "row" or "element". The first rule that matches holds. Without a rule,
-            2-D leaves whose path says embedding use rows.
-        wire_dtype: bfloat16 or float16, to send values in fewer bits. Sums are taken in
-            float32 or wider, are sent back in `wire_dtype`, and come out in the leaf's
-            dtype. The mean is taken last, so a sum must fit the narrow dtype. What is
-            rounded here is kept in no residual, a sparsifier's neither.
+        rules: A mapping from regular expressions, searched in a leaf's path (written
+            a/b/c), to a scheme, "dense", "sparse" (the scheme whatever the size), or the
+            unit of the indices, "row" or "element". The first rule that matches holds.
+            Without a rule, 2-D leaves with "embedding" in their path use rows.
+        wire_dtype: bfloat16 or float16, to send values in fewer bits. Sums are accumulated
+            in float32 or wider, sent back in `wire_dtype`, and returned in the leaf's
+            dtype. The mean is taken last, so a sum must fit the narrow dtype. No residual
+            keeps the rounding errors made here, not even a sparsifier's.
         two_level: Whether a pair of axes is two levels. If False, the sum is over both axes
             as one.
-        deterministic: Whether owners add what they receive in a fixed order, so that each
-            run has the same bits. On CPUs they always do. On GPUs None does so for up to 32
-            ranks, and for any number where another mesh axis holds copies of a gradient.
+        deterministic: Whether owners add received values in a fixed order, so that each
+            run gives the same bits. On CPUs they always do. On GPUs None does so for up to
+            32 ranks, and for any number if another mesh axis holds copies of a gradient.
             True always does. False never does: it is faster on many ranks, and is refused
-            where there are copies.
-        memory: How what a lossy scheme left out comes back: `sparsejax.Residual()`, or
-            `sparsejax.MomentumCorrection(0.9)`, which gives all leaves a velocity, those
-            that are sent densely, too. The optimizer then has no momentum of its own.
+            if there are copies.
+        memory: How the part that a lossy scheme left out is added to later gradients:
+            `sparsejax.Residual()`, or `sparsejax.MomentumCorrection(0.9)`, which gives all
+            leaves a velocity, those that are sent densely, too. The optimizer then has no
+            momentum of its own.
 
     Returns:
         An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
@@ -160,7 +161,7 @@ def sync(
 
 
 def _assignment(scheme, rules, wire_dtype):
-    """The assignment that the arguments of `sync` make."""
+    """Returns the assignment that the arguments of `sync` describe."""
     if isinstance(scheme, Assignment):
         if rules is not None or wire_dtype is not None:
             raise ArgumentError(
@@ -177,7 +178,10 @@ def _assignment(scheme, rules, wire_dtype):
 
 
 def _check_momentum(assignment, memory):
-    """Raises where nothing is left out, or momentum masked where no entry is sent whole."""
+    """Raises if momentum correction is given to schemes that cannot use it.
+
+    These are lossless schemes, and with masking those that send a part of every entry.
+    """
     if not isinstance(memory, MomentumCorrection):
         return
     used = assignment.schemes()
@@ -231,7 +235,7 @@ def check_scheme(scheme: Any) -> None:
 
 
 def _kinds(of):
-    """The names of all schemes that a user can make."""
+    """Yields the names of all concrete schemes of the package."""
     for kind in of.__subclasses__():
         yield from _kinds(kind)
         is_own = kind.__module__.startswith("sparsejax.schemes.")
@@ -240,7 +244,7 @@ def _kinds(of):
 
 
 def _by_level(scheme):
-    """The scheme across hosts; a dense sum, or a scheme of two levels, unchanged."""
+    """Wraps a scheme in `TwoLevel`, unless it is a dense sum or wrapped already."""
     if isinstance(scheme, (AllReduce, TwoLevel)):
         return scheme
     return TwoLevel(scheme)

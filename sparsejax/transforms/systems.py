@@ -8,10 +8,10 @@ Zen and the dense sum send everything. The others send a part, about `density` w
 is such an argument, and keep the rest for later: `sparsejax.residuals(state)` shows it.
 Their `init` needs the number of ranks (`sparsejax.init`, or `data_parallel`).
 
-Ok-Topk, SparDL and gTopk select again from partial sums, so the size of what each rank
-sends does not depend on their number; they select from all leaves of the scheme together.
-TopkA, TopkDSA and Gaussiank select once, on each rank, from each leaf: each is a sparsifier
-and a lossless scheme. PowerSGD sends matrices of low rank.
+Ok-Topk, SparDL and gTopk select again from partial sums, so that the number of entries a
+rank sends does not depend on the number of ranks; they select from all leaves of the scheme
+together. TopkA, TopkDSA and Gaussiank select once, on each rank, from each leaf: each is a
+sparsifier with a lossless scheme. PowerSGD sends matrices of low rank.
 
 NaN and infinity count as the largest magnitudes, and are sent first; those that do not fit
 stay in the residual, and are sent in the next steps. Where a gradient may be bad, wrap the
@@ -135,7 +135,7 @@ def ok_topk_sync(
         repartition_every: The bounds of regions are computed once in this number of steps.
         code: How indices are sent; "coo32" is the paper's.
         split: "all_to_all", or "rotated": to one owner of a region after another.
-        memory: How what was not sent comes back; see `sparsejax.sync`.
+        memory: How unsent elements are added to later gradients; see `sparsejax.sync`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
 
     Returns:
@@ -186,7 +186,7 @@ def spardl_sync(
             "auto".
         network: The network, for teams="auto".
         code: How indices are sent; "coo32" is the paper's.
-        memory: How what was not sent comes back; see `sparsejax.sync`.
+        memory: How unsent elements are added to later gradients; see `sparsejax.sync`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
 
     Returns:
@@ -223,7 +223,7 @@ def gtopk_sync(
         density: The share of elements that are sent; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
         code: How indices are sent; "coo32" is the paper's.
-        memory: How what was not sent comes back; see `sparsejax.sync`.
+        memory: How unsent elements are added to later gradients; see `sparsejax.sync`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
 
     Returns:
@@ -386,7 +386,7 @@ def _chosen_once(
     axis_name: AxisName | None,
     options: SystemOptions,
 ) -> optax.GradientTransformationExtraArgs:
-    """A sparsifier of the leaves that use a scheme, and the scheme."""
+    """Returns a chain of a sparsifier, for the leaves that use a scheme, and the scheme."""
     assignment = ByRules(scheme, options.get("rules"))
 
     def uses(path, leaf):

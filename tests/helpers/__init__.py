@@ -1,4 +1,4 @@
-"""What the tests share: runs over ranks, an oracle in NumPy, inputs, a jaxpr reader."""
+"""Helpers of tests: runs over ranks, an oracle in NumPy, inputs, a reader of jaxprs."""
 
 import pytest
 
@@ -77,7 +77,7 @@ from tests.helpers.runs import (
 
 
 def slow(*values):
-    """Values of a parameter, or tuples of values, whose tests are slow."""
+    """Marks values of a parameter, or tuples of values, as those of slow tests."""
     return [
         pytest.param(
             *(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow
@@ -87,5 +87,5 @@ def slow(*values):
 
 
 def mostly_slow(table, *names):
-    """The cases of a table, of which those with these names are not slow."""
+    """Returns the cases of a table, with all but these names marked as slow."""
     return [*names, *slow(*(name for name in table if name not in names))]

@@ -1,4 +1,4 @@
-"""The law of error feedback: gradients come out as updates, or ranks hold them."""
+"""Conservation in error feedback: gradients equal updates plus what ranks hold back."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from tests.helpers.runs import Run, assert_same_on_all_ranks
 
 
 def held(state: Any, every: int = 1) -> dict[str, np.ndarray]:
-    """What the ranks of a `Run` hold by leaf, in float64: residuals and pending sums.
+    """Sums what the ranks of a `Run` hold back, by leaf, in float64.
 
-    `every` is of how many gradients the chain inside was given the mean: so many times a
-    residual counts.
+    That is residuals and pending sums. `every` is the number of gradients whose mean the
+    wrapped chain was given: residuals are multiplied by it.
     """
     trees = [(every, node.residual) for node in find(state, FeedbackState)]
     trees += [(1, node.pending) for node in find(state, AccumulateState)]
@@ -30,9 +30,9 @@ def held(state: Any, every: int = 1) -> dict[str, np.ndarray]:
 
 
 def assert_conserved(grads: Any, run: Run, room: float = 1e-6) -> None:
-    """Raises unless the sum of gradients is the sum of updates and what the ranks hold.
+    """Raises unless the gradients' sum equals that of updates and what ranks hold back.
 
-    `room` is the error allowed, as a share of the sum of the gradients' magnitudes.
+    `room` is the tolerance, as a share of the sum of the gradients' magnitudes.
     """
     assert_same_on_all_ranks(run.updates)
     kept = held(run.state)

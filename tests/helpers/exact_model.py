@@ -1,7 +1,7 @@
 """A model on replicas of shards, trained under `jit`, whose gradients are exact.
 
-Its loss is linear in the parameters, so a gradient follows from the batch alone. Where the
-numbers of batches are small integers, each sum is exact in any order.
+Its loss is linear in the parameters, so its gradient depends on the batch alone. If batches
+are small integers, sums are exact in any order.
 """
 
 import functools
@@ -25,35 +25,35 @@ BATCH = 16
 
 
 def sync(**options: Any) -> optax.GradientTransformation:
-    """The synchronization of the model, over its replicas."""
+    """Returns the model's synchronization, over its replicas."""
     return sparsejax.zen_sync("replica", reduce="sum", rules=RULES, **options)
 
 
 def dgc(density: float = 0.1, **options: Any) -> optax.GradientTransformation:
-    """Its sparsifier."""
+    """Returns the model's sparsifier."""
     return sparsejax.dgc(density, axis_name="replica", min_size=100, **options)
 
 
 def mesh_of(replicas: int, shards: int) -> Mesh:
-    """A mesh of replicas over the first devices of the job, in the order of processes."""
+    """Returns a mesh (replica, fsdp) over the first devices of the job."""
     sizes = replicas, shards
     return jax.make_mesh(sizes, AXES, devices=jax.devices()[: replicas * shards])
 
 
 def place(x: np.ndarray, mesh: Mesh, spec: P) -> jax.Array:
-    """A global array of which each process has the whole in memory."""
+    """Places an array, which each process has whole in memory, on a mesh."""
     sharding = NamedSharding(mesh, spec)
     return jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
 
 
 def params_on(mesh: Mesh) -> dict[str, jax.Array]:
-    """The first parameters."""
+    """Returns the model's first parameters, zeros, on a mesh."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     return {name: place(x, mesh, SPECS[name]) for name, x in zeros.items()}
 
 
 def batches(count: int, seed: int = 0, whole: bool = True) -> Iterator[dict[str, Any]]:
-    """Batches in NumPy: of small integers, or of numbers that no sum is exact of."""
+    """Yields batches in NumPy: of small integers, or of floats whose sums are rounded."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape):
@@ -70,7 +70,7 @@ def batches(count: int, seed: int = 0, whole: bool = True) -> Iterator[dict[str,
 
 
 def loss_fn(params: Any, batch: Any) -> jax.Array:
-    """The loss, as one writes it on explicit meshes."""
+    """Computes the loss, written as for explicit meshes."""
     out = P(AXES, None)
     rows = params["table"].at[batch["ids"]].get(out_sharding=out)
     product = functools.partial(jnp.einsum, "bi,io->bo", out_sharding=out)
@@ -81,7 +81,7 @@ def loss_fn(params: Any, batch: Any) -> jax.Array:
 
 
 def gradient(batch: Any) -> dict[str, np.ndarray]:
-    """The gradient of the loss."""
+    """Computes the gradient of the loss, in NumPy."""
     table = np.zeros(SHAPES["table"], np.float32)
     np.add.at(table, batch["ids"], batch["of_rows"])
     kernel = batch["inputs"].T @ batch["of_outputs"]
@@ -110,7 +110,7 @@ class Run:
         self._step = step
 
     def train(self, batches: Any) -> "Run":
-        """Takes a step for each batch."""
+        """Takes a step for each batch, and returns the run."""
         with jax.set_mesh(self.mesh):
             for batch in batches:
                 placed = {k: place(x, self.mesh, P(AXES)) for k, x in batch.items()}

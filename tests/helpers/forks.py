@@ -1,15 +1,15 @@
-"""Processes that need not import JAX: forks of one that has, which has run no program.
+"""A fork server: processes that need not import JAX, because their parent has.
 
     python forks.py serve SOCKET
     python forks.py stand-in SOCKET MODULE [ARGUMENT ...]
 
-The first imports the library, and forks for each of the second, which passes on its
-folder, its environment, its arguments and its files. The second waits, and ends as the fork
-does; where it is killed, so is the fork. So a process that is started like any other costs
-what it does, and not the two seconds of importing.
+The server imports the library, runs no JAX program, and forks for each stand-in. A stand-in
+passes its folder, environment, arguments and files to its fork, waits, and exits with the
+fork's status; if it is killed, so is the fork. So a process that is started in the usual
+way does not take the two seconds of importing.
 
 Strings have the same hashes in all forks. Tests whose processes compile the same programs
-start them anew.
+start new processes instead.
 """
 
 import array
@@ -29,7 +29,7 @@ FILES = 0, 1, 2
 
 
 def serve(path):
-    """Forks until nobody wants it any more; returns in a fork, which runs what that is."""
+    """Serves forks until stdin is closed; returns the module to run in each fork."""
     for name in LOADED:
         importlib.import_module(name)
     forks = {}  # by connection
@@ -69,7 +69,7 @@ def serve(path):
 
 
 def received(connection):
-    """What a stand-in wants to be run, and its files."""
+    """Receives a stand-in's folder, environment and arguments, and its files."""
     size = array.array("i").itemsize * len(FILES)
     text, control, *_ = connection.recvmsg(4, socket.CMSG_SPACE(size))
     files = array.array("i")
@@ -89,14 +89,14 @@ def become(folder, environment, arguments, files):
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-    # A shell that runs the tests in the background has all of them ignore it.
+    # A shell that runs the tests in the background makes all processes ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv[1:] = arguments[1:]
     return arguments[0]
 
 
 def stand_in(path, *arguments):
-    """Has a fork run a module, and ends as it does."""
+    """Makes a fork run a module, and exits with its status or by its signal."""
     text = json.dumps([os.getcwd(), dict(os.environ), arguments]).encode()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
@@ -104,11 +104,11 @@ def stand_in(path, *arguments):
         control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)]
         connection.sendmsg([len(text).to_bytes(4, "little")], control)
         connection.sendall(text)
-        for file in FILES:  # whoever reads them waits for the fork alone
+        for file in FILES:  # readers then wait for the fork only
             os.close(file)
         status = int(connection.recv(16))
     if os.WIFSIGNALED(status):
-        with contextlib.suppress(OSError):  # of SIGKILL there is no handler
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.WEXITSTATUS(status))

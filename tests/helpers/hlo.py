@@ -1,4 +1,4 @@
-"""A reader of compiled programs: the collectives, and the mesh axes that they go over."""
+"""A reader of compiled programs: their collectives, and the mesh axes of these."""
 
 import re
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ class Compiled(NamedTuple):
     """One collective of a compiled program.
 
     Attributes:
-        opcode: What it is, without `-start`.
-        axes: The mesh axes along which devices talk to one another.
-        arrays: What it returns.
-        size: How many numbers it takes or returns, whichever are more.
+        opcode: Its opcode, without `-start`.
+        axes: The mesh axes over which it communicates.
+        arrays: The arrays that it returns.
+        size: The number of elements of its operands or of its results, the larger one.
         path: The branches and loops around it, outermost first.
-        operands: The opcodes of what it is given, through copies and changes of shape.
+        operands: The opcodes that computed its operands, before copies and reshapes.
     """
 
     opcode: str
@@ -42,7 +42,12 @@ class Compiled(NamedTuple):
 
 
 def compiled_collectives(compiled: Any, mesh: Mesh) -> list[Compiled]:
-    """The collectives of `jax.jit(...).lower(...).compile()` over several devices."""
+    """Returns the collectives of a compiled program that are over several devices.
+
+    Args:
+        compiled: The result of `jax.jit(...).lower(...).compile()`.
+        mesh: Its mesh.
+    """
     program = hlo.parse(compiled.as_text())
     found = list(_walk(program, program.entry, (), mesh))
     return [one for one in found if one.axes]
@@ -78,14 +83,19 @@ def _size(instructions):
 
 
 def _source(computation, instruction):
-    """Where a value comes from, through what leaves its numbers as they are."""
+    """Returns the instruction that computed a value, before copies and reshapes."""
     while instruction.opcode in ("bitcast", "convert", "copy", "reshape", "transpose"):
         (instruction,) = computation.given(instruction)
     return instruction
 
 
 def axes_of(text: str, mesh: Mesh) -> frozenset[str]:
-    """The mesh axes along which the devices of one group differ."""
+    """Returns the mesh axes along which the devices of a group differ.
+
+    Args:
+        text: The attributes of a collective.
+        mesh: The mesh.
+    """
     places = np.arange(mesh.size).reshape(mesh.devices.shape)
     found = set()
     for group in groups_of(text, mesh.size):
@@ -96,11 +106,11 @@ def axes_of(text: str, mesh: Mesh) -> frozenset[str]:
 
 
 def groups_of(text: str, devices: int) -> list[list[int]]:
-    """The groups of a collective, from any of the forms in which XLA writes them.
+    """Returns the groups of a collective, from any of the forms in which XLA writes them.
 
     Args:
         text: The attributes of the instruction.
-        devices: How many devices there are.
+        devices: The number of devices.
     """
     if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}", text):
         groups = re.findall(r"\{([\d,]+)\}", listed[1])
@@ -125,7 +135,7 @@ def groups_of(text: str, devices: int) -> list[list[int]]:
 
 
 def _iota(text):
-    """`[4,2]T(1,0)`: numbers from 0 of that shape, transposed, in their order."""
+    """Returns the device ids of `[4,2]T(1,0)`: an iota of that shape, transposed, flat."""
     sizes, permuted = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
     sizes = _numbers(sizes)
     ids = np.arange(np.prod(sizes)).reshape(sizes)

@@ -1,4 +1,4 @@
-"""Inputs: sets that a bad ownership would give to few ranks, and sparse gradients."""
+"""Inputs: sets of units that are hard to divide among owners, and sparse gradients."""
 
 import math
 from typing import Any
@@ -7,14 +7,14 @@ import numpy as np
 
 
 def strided_set(size: int, count: int, stride: int) -> np.ndarray:
-    """`count` units a stride apart; at the end it starts again, one unit further on."""
+    """Returns `count` units a stride apart; past the end it restarts one unit later."""
     starts = -(-count // (size // stride))
     rounds = [np.arange(start, size, stride) for start in range(starts)]
     return np.sort(np.concatenate(rounds)[:count])
 
 
 def zipf_set(size: int, count: int, seed: int = 0) -> np.ndarray:
-    """`count` distinct units drawn with probability proportional to 1 / (unit + 1)."""
+    """Draws `count` distinct units with probability proportional to 1 / (unit + 1)."""
     rng = np.random.default_rng(seed)
     units = np.array([], np.int64)
     while len(units) < count:
@@ -25,10 +25,10 @@ def zipf_set(size: int, count: int, seed: int = 0) -> np.ndarray:
 
 
 def adversarial_sets(size: int, count: int, n: int) -> dict[str, np.ndarray]:
-    """Sets of `count` units that a bad ownership would give to few of n ranks.
+    """Returns sets of `count` units that a bad ownership would give to few of n ranks.
 
-    Zen's hash bound is to hold for any set. Where count strides do not fit into `size`, a
-    strided set goes round again, one unit further on.
+    Zen's hash bound has to hold for any set. If `count` strides do not fit into `size`, a
+    strided set restarts one unit later.
     """
     assert count <= size
     start = (size - count) // 3
@@ -52,10 +52,11 @@ def gradients(
     shape: tuple[int, ...] = (),
     seed: int = 0,
 ) -> np.ndarray:
-    """Gradients [n, size, *shape] with that share of units non-zero, a density a rank.
+    """Returns gradients [n, size, *shape] in which a share of the units is non-zero.
 
-    The numbers are small integers, so that every sum is exact in every dtype. A unit that
-    is a row may hold zeros, and may sum to zero.
+    `density` is this share, for all ranks or for each. The elements are small integers, so
+    that every sum is exact in every dtype. A non-zero row may have zeros, and may sum to
+    zero.
     """
     rng = np.random.default_rng(seed)
     densities = [density] * n if isinstance(density, (int, float)) else density

@@ -12,7 +12,7 @@ from sparsejax.jobs import store
 
 
 class _Counters(threading.local):
-    """What each process has asked so far."""
+    """The counters of the store, one dict for each thread."""
 
     def __init__(self):
         self.kept = {}
@@ -22,7 +22,7 @@ class _Counters(threading.local):
 
 
 class Service:
-    """The coordination service of a job."""
+    """A fake of the coordination service of a job."""
 
     def __init__(self, processes):
         self.processes = processes
@@ -65,9 +65,9 @@ class Service:
 
 
 def run(monkeypatch, functions):
-    """What becomes of each function, called with nothing: a result, or what it raises.
+    """Runs functions concurrently, each as another process of one job to `store`.
 
-    They run at once, and `store` takes each for another process of one job.
+    Returns for each function its result, or the exception that it raised.
     """
     here = threading.local()
     service = Service(len(functions))

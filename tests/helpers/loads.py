@@ -1,4 +1,4 @@
-"""What ranks agree on in an exchange, counted in NumPy."""
+"""The counts on which ranks agree in an exchange, computed in NumPy."""
 
 import functools
 from typing import Any
@@ -14,10 +14,10 @@ from sparsejax.wire import gathers
 
 
 def before_messages(held: np.ndarray) -> tuple[int, ...]:
-    """Units of the fullest partial sum before each message of a recursive doubling.
+    """Returns the units of the fullest partial sum before each recursive doubling message.
 
     Args:
-        held: Booleans [n, units], what each rank has at first.
+        held: bool [n, units]: the units that each rank has at first.
     """
     n, counts = len(held), []
     fold, swaps, unfold = gathers.doubling_schedule(n)
@@ -33,18 +33,18 @@ def before_messages(held: np.ndarray) -> tuple[int, ...]:
 
 @functools.cache
 def _places(owners: Any, units: int, n: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Of each unit its owner and its slot, and the slots that an owner has."""
+    """Returns the owner and the slot of each unit, and the number of slots of an owner."""
     layout = owners.over(units, n, owners.tables(units, n))
     owner, slot = map(np.asarray, jax.jit(layout.assign)(jnp.arange(units)))
     return owner, slot, layout.width
 
 
 def fullest_of(scheme: Any, mask: np.ndarray) -> tuple[int, ...] | None:
-    """The counts that ranks agree on, stage by stage: see `Load.fullest`.
+    """Returns the counts on which ranks agree, stage by stage: see `Load.fullest`.
 
     Args:
         scheme: The scheme.
-        mask: Booleans [n, units], which units each rank has.
+        mask: bool [n, units]: the units that each rank has.
     """
     n, units, way = len(mask), mask.shape[1], None
     if isinstance(scheme, schemes.Zen):

@@ -1,4 +1,4 @@
-"""An oracle in NumPy: in float64 or in integers, by the plainest code there is."""
+"""An oracle in NumPy, in float64 or integers, with the simplest code possible."""
 
 from typing import Any
 
@@ -6,17 +6,17 @@ import numpy as np
 
 
 def total(x: np.ndarray) -> np.ndarray:
-    """The sum over ranks of [n, ...], in float64."""
+    """Sums x, [n, ...], over the ranks in float64."""
     return np.sum(np.asarray(x).astype(np.float64), axis=0)
 
 
 def is_nonzero(x: np.ndarray) -> np.ndarray:
-    """Where x is not zero: NaN and denormals count, -0.0 does not."""
+    """Returns where x is non-zero: NaN and denormals are, -0.0 is not."""
     return np.asarray(x).astype(np.float64) != 0
 
 
 def unpacked(words: np.ndarray) -> np.ndarray:
-    """uint32 [..., n] as booleans [..., 32 * n], lowest bit first."""
+    """Unpacks uint32 [..., n] to bool [..., 32 * n], lowest bit first."""
     words = np.asarray(words)
     shifts = np.arange(32, dtype=np.uint32)
     flags = (words[..., None] >> shifts) & np.uint32(1)
@@ -24,14 +24,14 @@ def unpacked(words: np.ndarray) -> np.ndarray:
 
 
 def packed(flags: np.ndarray) -> np.ndarray:
-    """Inverse of `unpacked`."""
+    """Packs bool [..., 32 * n] to uint32 [..., n], the inverse of `unpacked`."""
     flags = np.asarray(flags, bool)
     octets = np.packbits(flags, axis=-1, bitorder="little")
     return np.ascontiguousarray(octets).view("<u4")
 
 
 def places_of(flags: np.ndarray) -> str:
-    """How many booleans are set, and between which indices of each axis, for a message."""
+    """Describes, for a message, how many flags are set and between which indices."""
     flags = np.asarray(flags)
     places = np.argwhere(flags)
     spans = ", ".join(f"{axis.min()} to {axis.max()}" for axis in places.T)
@@ -39,13 +39,13 @@ def places_of(flags: np.ndarray) -> str:
 
 
 def assert_within(got: np.ndarray, wanted: np.ndarray, room: Any, where: str = "") -> None:
-    """Raises where numbers are further apart than `room`: says how many, where, how far.
+    """Raises if numbers differ by more than `room`; says how many, where and how much.
 
     Args:
-        got: What was computed.
-        wanted: What the oracle says, in float64.
-        room: By how much each may be off.
-        where: Which case it is.
+        got: The computed array.
+        wanted: The oracle's array, in float64.
+        room: The absolute tolerance of each element.
+        where: The name of the case, for the message.
     """
     got, wanted = np.broadcast_arrays(np.asarray(got).astype(np.float64), wanted)
     error = np.abs(got - wanted)

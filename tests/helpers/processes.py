@@ -1,4 +1,4 @@
-"""Real processes of a `jax.distributed` job, which talk over gloo on this machine."""
+"""Real processes of a `jax.distributed` job, which use gloo on this machine."""
 
 import atexit
 import functools
@@ -18,31 +18,31 @@ TIMEOUT = 240  # seconds; a collective that hangs must not hang the suite
 
 
 def free_address():
-    """An address of this machine that a coordinator can listen at."""
+    """Returns an address of this machine at which a coordinator can listen."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def start(module, *arguments, **more):
-    """Starts `python -m module arguments` without what is set for this process's JAX.
+    """Starts `python -m module arguments`, without this process's JAX_ variables.
 
     Args:
-        module: What runs as a script.
+        module: The module that runs as a script.
         arguments: Its arguments.
-        more: Variables of its environment besides those of this process.
+        more: Environment variables in addition to those of this process.
     """
     return _opened(["-m", module, *map(str, arguments)], more)
 
 
 def fork(module, *arguments, folder=ROOT, **more):
-    """The same for a tenth of the time, as `tests.helpers.forks` has imported JAX.
+    """Starts a module as `start` does in a tenth of the time, by `tests.helpers.forks`.
 
-    It runs in this folder. What JAX reads of the environment as it is imported may not be
-    in `more`.
+    It runs in `folder`. `more` must not have variables that JAX reads when it is imported:
+    the fork server has imported it.
     """
     more = {"PYTHONPATH": str(ROOT)} | more
-    if sys.platform != "linux":  # elsewhere libraries forbid what is done after a fork
+    if sys.platform != "linux":  # elsewhere system libraries do not work after a fork
         return _opened(["-m", module, *map(str, arguments)], more, folder)
     script = pathlib.Path(__file__).with_name("forks.py")
     line = [script, "stand-in", _forks(script), module, *map(str, arguments)]
@@ -51,10 +51,10 @@ def fork(module, *arguments, folder=ROOT, **more):
 
 @functools.cache
 def _forks(script):
-    """The socket of a process that forks for this one."""
+    """Starts a fork server for this process, once, and returns its socket."""
     folder = tempfile.TemporaryDirectory()
     path = pathlib.Path(folder.name, "socket")
-    # `-P`: its folder is no place to import from.
+    # `-P`: the folder of the script must not be in its path of imports.
     forks = _opened(["-P", script, "serve", path], {"PYTHONPATH": str(ROOT)})
 
     def end():
@@ -70,7 +70,7 @@ def _forks(script):
 
 def _opened(arguments, more, folder=ROOT):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
-    environment["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # as in this one, for speed
+    environment["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # as in this process, for speed
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
@@ -83,7 +83,7 @@ def _opened(arguments, more, folder=ROOT):
 
 
 def printed(process, line):
-    """What a process printed before a line that it must print, and go on living."""
+    """Returns what a process prints before a line, which it must print and survive."""
     timer = threading.Timer(TIMEOUT / 2, process.kill)
     timer.start()
     try:
@@ -97,7 +97,7 @@ def printed(process, line):
 
 
 def wait(processes):
-    """Waits until all have ended well; with the output of one that has not, fails."""
+    """Waits until all have exited with 0; fails with the output of one that did not."""
     try:
         for process in processes:
             output, _ = process.communicate(timeout=TIMEOUT)

@@ -28,12 +28,13 @@ def _at_once(steps, need):
 
 
 def rounds_of(steps: Any, need: int, messages: int) -> list[tuple[Any, int]]:
-    """The rung and the entries of each round that sends `need` entries, `messages` a round.
+    """Returns the rung and the entries of each round that together send `need` entries.
 
-    The lowest rung that holds what is left; the next lower one where it and one for the
-    rest save more than 256 KiB. On GPUs the longest, and for the rest, if it is not alone,
-    one of a few: each at most as large as the one above over 1.38, the last at most 0.6 of
-    the longest.
+    A round takes the lowest rung with capacity for the entries that are left; or the next
+    lower one, if that and a rung for the rest save more than 256 KiB in `messages` messages
+    a round. On GPUs (`at_once`) all rounds but the last take the longest rung, and the last
+    takes the lowest that fits: of all rungs if it is the only round, else of a few. Each of
+    these is at most 1 / 1.38 of the next larger, the smallest at most 0.6 of the longest.
     """
     if steps.at_once:
         return _at_once(steps, need)
@@ -58,8 +59,8 @@ class Collective(NamedTuple):
     """One collective in a jaxpr.
 
     Attributes:
-        name: The primitive, without what versions add to it.
-        bytes: Of its operands, on one rank.
+        name: The name of the primitive, the same in all versions of JAX.
+        bytes: The bytes of its operands on one rank.
         path: The branches and loops around it, outermost first: "cond[1]", "while".
     """
 
@@ -79,14 +80,14 @@ _NAMES = {
     "ppermute": "ppermute",
     "reduce_scatter": "reduce_scatter",
 }
-# They name axes and send nothing.
+# Primitives that name axes and send nothing.
 _SILENT = {
     "axis_index",
     "pvary",
     "pcast",
     "shard_map",
     "sparsejax_same_everywhere",
-    # Axes of an array, not of a mesh.
+    # These name axes of an array, not of a mesh.
     "argmax",
     "argmin",
     "reduce_and",
@@ -98,10 +99,10 @@ _SILENT = {
 
 
 def collectives(program: Any, platform: str = "cpu") -> list[Collective]:
-    """The collectives of a jaxpr in the order of the program.
+    """Returns the collectives of a jaxpr in the order of the program.
 
-    Where it chooses by platform, which is settled before it is compiled, those of this
-    one, as if the choice were not there. The tests run on CPUs.
+    Of a choice by platform, which is made at lowering, only the branch of `platform` is
+    read, and the choice is not in paths.
     """
     return [
         Collective(name, sum(_bytes(x) for x in eqn.invars), path)
@@ -112,24 +113,24 @@ def collectives(program: Any, platform: str = "cpu") -> list[Collective]:
 def collective_equations(
     program: Any, platform: str = "cpu"
 ) -> list[tuple[str, tuple[str, ...], Any]]:
-    """The name and the path of each of `collectives`, and its equation in the jaxpr."""
+    """Returns the name, the path and the equation of each of `collectives`."""
     return list(_walk(getattr(program, "jaxpr", program), (), platform))
 
 
 def for_gpus() -> contextlib.AbstractContextManager[None]:
-    """Traces programs as for GPUs; CPU devices run them all the same."""
+    """Makes JAX trace programs as for GPUs, inside; CPU devices can run them."""
     return traced_for("cuda")
 
 
 @contextlib.contextmanager
 def traced_for(platform: str, overhead: int = 0) -> Iterator[None]:
-    """Traces programs as for a platform; CPU devices run them all the same.
+    """Makes JAX trace programs as for a platform, inside; CPU devices can run them.
 
-    What was said of the platform before is said again.
+    Platform warnings that were issued before are issued again.
 
     Args:
-        platform: Its name.
-        overhead: Of the policy of GPUs: so that entries of small arrays are sent, too.
+        platform: The name of the platform.
+        overhead: The overhead of the policy of GPUs; 0 sends entries of small arrays, too.
     """
     jax.clear_caches()
     try:
@@ -145,10 +146,10 @@ def traced_for(platform: str, overhead: int = 0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def every_platform() -> Iterator[None]:
-    """Traces all that a platform chooses among, though the tests' meshes are of CPUs.
+    """Makes JAX trace the branches of all platforms, inside, not only those of CPUs.
 
-    But for functions that are jitted by themselves and were traced before, which JAX keeps:
-    collectives, of which there are none in such functions, are seen.
+    JAX reuses earlier traces of functions with a `jit` of their own. They have no
+    collectives, so all collectives are seen.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(platforms, "traced_for", lambda: None)
@@ -158,13 +159,13 @@ def every_platform() -> Iterator[None]:
 def traced_collectives(
     fn: Callable, x: Any, n: int, check_vma: bool = True, platform: str = "cpu"
 ) -> list[Collective]:
-    """The collectives that fn has on n ranks of a platform, for x stacked by rank."""
+    """Returns the collectives of fn on n ranks of a platform, for x stacked by rank."""
     with contextlib.nullcontext() if platform == "cpu" else every_platform():
         return collectives(jax.make_jaxpr(stacked(fn, n, check_vma))(x), platform)
 
 
 def scatters(program: Any) -> list[int]:
-    """How many updates each scatter of a jaxpr has: those of its indices."""
+    """Returns for each scatter of a jaxpr the number of its updates."""
     indices = [eqn.invars[1].aval.shape for eqn in _scatters(program.jaxpr)]
     return [math.prod(shape[:-1]) for shape in indices]
 
@@ -179,7 +180,7 @@ def _scatters(jaxpr) -> Iterator[Any]:
 
 
 def sent_bytes(collective: Collective, n: int) -> float:
-    """What one of n ranks sends for it, by the algorithms that send least."""
+    """Returns the bytes that one of n ranks sends, by the algorithms that send least."""
     share = {
         "psum": 2 * (n - 1) / n,
         "pmax": 2 * (n - 1) / n,

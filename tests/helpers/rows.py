@@ -1,4 +1,4 @@
-"""Lists of rows: what ranks may list, and an oracle of their sums."""
+"""Lists of rows: ids that ranks may list, and an oracle of their sums."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +8,7 @@ from tests.helpers.oracle import assert_within
 
 
 def listed_ids(n: int, height: int, count: int) -> dict[str, np.ndarray]:
-    """Ids int32 [n, count] of a table of so many rows, by name; in most, ids repeat."""
+    """Returns, by name, ids int32 [n, count] of a table of `height` rows; most repeat."""
     rng = np.random.default_rng(1)
     apart = np.arange(n * count).reshape(n, count)
     assert apart.size < height
@@ -27,7 +27,7 @@ def listed_ids(n: int, height: int, count: int) -> dict[str, np.ndarray]:
 
 
 def of_one_owner(n: int, height: int, count: int) -> np.ndarray:
-    """Ids that a striped hash gives to one rank, about as many as there are."""
+    """Returns ids [n, count] that a striped hash gives to one rank; they may repeat."""
     units = jnp.arange(height, dtype=jnp.int32)
     parts, _ = StripedHash().over(height, n).assign(units)
     own = np.flatnonzero(np.asarray(parts) == n - 1)
@@ -35,21 +35,21 @@ def of_one_owner(n: int, height: int, count: int) -> np.ndarray:
 
 
 def drawn_rows(ids, width: int, dtype="float32", seed: int = 0) -> np.ndarray:
-    """A row for each id."""
+    """Draws a row for each id."""
     rng = np.random.default_rng(seed)
     return rng.standard_normal((*ids.shape, width)).astype(jnp.dtype(dtype))
 
 
 def assert_sum_of_rows(total, ids, rows, height: int, room: float, where: str = "") -> None:
-    """Raises unless these are the float64 sums of all rows listed, and of no others.
+    """Raises unless a sum has exactly the ids that are listed, each with its rows' sum.
 
     Args:
         total: The ids and the rows of the sum.
-        ids: int [n, k], those that ranks listed.
-        rows: [n, k, width], theirs.
-        height: How many rows the table has.
-        room: By which share of the sum of magnitudes a sum may be off.
-        where: Which case it is, for messages.
+        ids: int [n, k], the ids that ranks listed.
+        rows: [n, k, width], their rows.
+        height: The number of rows of the table.
+        room: The tolerance of a sum, as a share of the sum of magnitudes.
+        where: The name of the case, for messages.
     """
     listed, sums = total[0], total[1].astype(np.float64)
     real = listed < height

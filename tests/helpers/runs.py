@@ -20,7 +20,7 @@ WIRE = Wire(AXIS)
 
 
 def stacked(fn: Callable, n: int, check_vma: bool = True, mesh: Any = None) -> Callable:
-    """Runs fn on n ranks: from arrays [n, ...], a row a rank, to results [n, ...]."""
+    """Maps fn over n ranks: from arrays [n, ...], a row a rank, to results [n, ...]."""
     specs = {"mesh": mesh or mesh_of(n), "in_specs": P(AXIS), "out_specs": P(AXIS)}
 
     def on_rank(*args):
@@ -31,7 +31,7 @@ def stacked(fn: Callable, n: int, check_vma: bool = True, mesh: Any = None) -> C
 
 
 def ranked(fn: Callable, n: int, check_vma: bool = True, mesh: Any = None) -> Callable:
-    """`stacked`, compiled, with results in NumPy."""
+    """Maps fn as `stacked` does, compiled, with results in NumPy."""
     compiled = jax.jit(stacked(fn, n, check_vma, mesh))
     return lambda *args: jax.tree.map(np.asarray, compiled(*args))
 
@@ -44,12 +44,12 @@ def run_ranks(
 
 
 class Run(NamedTuple):
-    """What became of a transformation on ranks; every array has a rank axis first.
+    """The results of a transformation on ranks; every array has a leading rank axis.
 
     Attributes:
-        updates: By step.
-        state: The last one.
-        seen: What was watched of the states, by step.
+        updates: The updates of all steps, [n, steps, ...].
+        state: The last state.
+        seen: What `watch` returned of the state of each step, [n, steps, ...].
     """
 
     updates: Any
@@ -60,8 +60,8 @@ class Run(NamedTuple):
 def ranks(n: int, *, mesh: Any = None, axes: Any = AXIS, check_vma: bool = True):
     """Runs a transformation on n ranks: `ranks(n)(tx, grads)`, all steps in one program.
 
-    Gradients are a dict of arrays [n, steps, ...]. `watch`, a function of the state, says
-    what is returned of each step.
+    Gradients are a dict of arrays [n, steps, ...]. `watch` is a function of the state of a
+    step, whose results are returned as `seen`.
     """
 
     def run(tx, grads, watch: Callable = lambda state: ()) -> Run:
@@ -89,7 +89,7 @@ def ranks(n: int, *, mesh: Any = None, axes: Any = AXIS, check_vma: bool = True)
 
 
 def is_replicated(fn: Callable, x: Any, n: int) -> bool:
-    """Whether all results of fn are typed as equal on all ranks."""
+    """Returns whether all results of fn are typed as invarying over the ranks."""
     types = []
 
     def on_rank(x):
@@ -105,7 +105,7 @@ def is_replicated(fn: Callable, x: Any, n: int) -> bool:
 
 @contextlib.contextmanager
 def compilations() -> Iterator[list[str]]:
-    """A list that has one entry more for each program that is compiled within."""
+    """Yields a list, to which an item is appended for each program compiled inside."""
     compiled: list[str] = []
 
     def note(event, _, **__):
@@ -116,12 +116,12 @@ def compilations() -> Iterator[list[str]]:
     try:
         yield compiled
     finally:
-        # No other: `conftest` counts programs by one.
+        # Only this listener: `conftest` has one that counts programs, too.
         jax.monitoring.unregister_event_duration_listener(note)
 
 
 def octets(tree: Any) -> dict[str, bytes | int | str]:
-    """All numbers of a tree as bytes, by path; ints and texts as they are."""
+    """Returns the arrays of a tree as bytes, by path; ints and strs are unchanged."""
 
     def one(x):
         if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -133,7 +133,7 @@ def octets(tree: Any) -> dict[str, bytes | int | str]:
 
 
 def assert_same_on_all_ranks(results: Any) -> None:
-    """Raises unless every rank, a row each, has the same bytes."""
+    """Raises unless the rows of every array, one for each rank, have the same bytes."""
     for keys, leaf in jax.tree_util.tree_leaves_with_path(results):
         rows = np.asarray(leaf)
         for rank in range(1, len(rows)):
@@ -145,7 +145,7 @@ def assert_same_on_all_ranks(results: Any) -> None:
 
 
 def _bytes_of(x):
-    """uint8 [..., bytes of a number]; of zeros and NaNs only these tell them apart."""
+    """Returns x as uint8 [..., itemsize]; zeros of both signs and NaNs differ in it."""
     return np.frombuffer(x.tobytes(), np.uint8).reshape(*x.shape, x.itemsize)
 
 
@@ -153,10 +153,10 @@ def _bytes_of(x):
 
 
 def call(scheme: Any, x: Any, state: Any = None, axis: Any = AXIS, present: Any = None):
-    """A scheme's result for a dense array over a mesh axis; call it on ranks.
+    """Calls a scheme with a dense array over a mesh axis, inside of `ranked` or the like.
 
-    Where no state is given, the first one. Of two levels the traffic is the largest of a
-    host's, on which an exchange agrees.
+    Without a state it is given its first one. With two levels the traffic is the largest of
+    a host's ranks, as in an exchange.
     """
     state = init(scheme, x, axis) if state is None else state
     done = scheme(Dense(x, present), state, Wire(axis))
@@ -165,20 +165,20 @@ def call(scheme: Any, x: Any, state: Any = None, axis: Any = AXIS, present: Any 
 
 
 def init(scheme: Any, like: Any, axis: Any = AXIS) -> Any:
-    """A scheme's first state over a mesh axis; call it on ranks."""
+    """Returns a scheme's first state over a mesh axis, inside of `ranked` or the like."""
     return scheme.init(jax.ShapeDtypeStruct(like.shape, like.dtype), Wire(axis))
 
 
 def first_state(scheme: Any, like: Any, n: int) -> Any:
-    """A scheme's first state on n ranks, made outside of them."""
+    """Returns a scheme's first state on n ranks; it is called outside of them."""
     made = lambda _: init(scheme, like)
     return jax.vmap(made, axis_name=AXIS, out_axes=None)(np.zeros(n, np.float32))
 
 
 def parameters(grads: Any, *names: str) -> Any:
-    """Parameters for local gradients, inside `shard_map`: zeros that all ranks have.
+    """Returns parameters for local gradients, inside `shard_map`: replicated zeros.
 
-    The axes of the ranks are "data" where no names are given.
+    The axis of the ranks is "data" if no names are given.
     """
 
     def one(x):

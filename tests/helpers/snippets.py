@@ -1,4 +1,4 @@
-"""The names that README, pages and docstrings take for granted, and do not make."""
+"""The names that snippets of README, pages and docstrings use without defining them."""
 
 import doctest
 import functools
@@ -22,7 +22,7 @@ def loss_fn(params, batch):
 
 
 def given(ranks: int = 4) -> dict[str, Any]:
-    """What nearly all snippets need; `docs/api/index.md` lists it for readers."""
+    """Returns the names that nearly all snippets use; `docs/api/index.md` lists them."""
     batches = [{"x": jnp.full((8, 3), i), "y": jnp.ones((8, 2))} for i in (1.0, 2.0)]
     batches = placed(batches, mesh_of(ranks), P("data"))
     return {
@@ -51,12 +51,12 @@ def loss_of_large(params, batch):
 
 
 def large() -> dict[str, Any]:
-    """Parameters that are not small, of which a batch touches little."""
+    """Returns a table that is large enough to be sent sparsely, and its loss."""
     return {"loss_fn": loss_of_large, "params": {"w": jnp.ones((300, 300))}}
 
 
 def table_and_head() -> dict[str, Any]:
-    """A table that is not small and is read by rows, and a parameter that is dense."""
+    """Returns a table large enough to be sent sparsely, a dense leaf, and a loss."""
 
     def loss_fn(params, batch):
         return jnp.mean((params["w"][batch["x"].astype(int).ravel()] @ params["out"]) ** 2)
@@ -73,7 +73,7 @@ def two_axes() -> dict[str, Any]:
 
 
 def inside_jit() -> dict[str, Any]:
-    """A model on replicas of shards, its batch in place, and activations."""
+    """Returns a model on replicas of shards, with its batch and activations placed."""
     mesh, rows = grid(replica=4, fsdp=2), P(("replica", "fsdp"))
     params = {"table": jnp.ones((64, 8)), "out": jnp.ones((8, 4))}
 
@@ -88,7 +88,7 @@ def inside_jit() -> dict[str, Any]:
 
 
 def sharded_over_fsdp() -> dict[str, Any]:
-    """What `inside_jit` has, with parameters in place, microbatches and layers."""
+    """Returns the names of `inside_jit`, with placed parameters and more arrays."""
     names = inside_jit()
     mesh = names["mesh"]
     place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
@@ -103,7 +103,7 @@ def sharded_over_fsdp() -> dict[str, Any]:
 
 
 def on_auto_axes() -> dict[str, Any]:
-    """A kernel that is sharded over an axis which XLA manages."""
+    """Returns a model whose kernel is sharded over an Auto axis."""
     kinds = (AxisType.Auto,) * 2
     mesh = jax.make_mesh((4, 2), ("replica", "fsdp"), axis_types=kinds)
     place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
@@ -117,17 +117,17 @@ def on_auto_axes() -> dict[str, Any]:
 
 
 def over_the_ranks() -> dict[str, Any]:
-    """Parameters that can be sharded over eight ranks."""
+    """Returns parameters that can be sharded over eight ranks."""
     return {"params": {"table": jnp.ones((64, 8)), "out": jnp.ones((8, 4))}}
 
 
 def striped() -> dict[str, Any]:
-    """A table, and some ids."""
+    """Returns a table and ids of its rows."""
     return {"table": jnp.ones((50_000, 2)), "ids": jnp.arange(16)}
 
 
 def table_under_jit() -> dict[str, Any]:
-    """A table on replicas of shards, and ids of its rows."""
+    """Returns a table on replicas of shards, and ids of its rows."""
     mesh = grid(replica=4, fsdp=2)
     place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
     params = {"embedding": place(jnp.ones((64, 8)), "fsdp", None)}
@@ -141,7 +141,7 @@ def of_flax(params, batch, variables, key, train):
 
 
 def saved(ranks: int) -> dict[str, Any]:
-    """A state of so many ranks, and whoever gives it back."""
+    """Returns a state for this number of ranks, and a checkpointer that restores it."""
     names = given(ranks) | large()
     tx = optax.chain(sparsejax.dgc(0.01), names["tx"])
     state = sparsejax.init(tx, names["params"], names["mesh"])
@@ -163,7 +163,7 @@ def loss_of_blocks(params, batch):
 
 
 def blocks(layers: int) -> dict[str, Any]:
-    """A model of blocks, and the state of a chain that carries their gradients."""
+    """Returns a model of blocks, and the state of a chain with `embrace.horizontal`."""
     w = lambda *shape: {"w": jnp.ones(shape)}
     params = {"head": w(3, 2), "layers": [w(3, 3)] * layers, "embed": w(3, 3)}
     tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
@@ -182,7 +182,7 @@ def loss_of_table(params, batch):
 
 
 def by_rows(tx: Any, table: Any, value_and_grad: Any) -> dict[str, Any]:
-    """A table whose gradient is rows, and the state of a chain that takes them."""
+    """Returns a table whose gradient is rows, and the state of a chain that takes rows."""
     params = {"users": table}
     return {
         "batch": given()["batches"][0],
@@ -216,7 +216,7 @@ ERRORS = [
 
 
 def of_two_processes() -> dict[str, Any]:
-    """A trainer that takes no step, and compares batches as one of two processes does."""
+    """Returns a trainer that only compares batches, as one of two processes does."""
     reported = ReportedBatch(processes=2)
 
     def step(state, batch, next_batch):
@@ -228,7 +228,7 @@ def of_two_processes() -> dict[str, Any]:
 
 
 def traced(text: str, name: str, names: dict[str, Any]) -> None:
-    """Traces examples that belong inside a `shard_map`, or that would compile one."""
+    """Traces the examples of a text inside a `shard_map`, or without compiling theirs."""
     jit = lambda function: functools.partial(jax.eval_shape, function)
     names["jax"] = types.SimpleNamespace(**vars(jax) | {"jit": jit})
     if "mesh=mesh" in text:
@@ -248,19 +248,19 @@ def traced(text: str, name: str, names: dict[str, Any]) -> None:
 
 
 class Ran(doctest.OutputChecker):
-    """Takes any output where the docstring shows none."""
+    """An output checker that accepts any output if the docstring shows none."""
 
     def check_output(self, want, got, optionflags):
         return not want or super().check_output(want, got, optionflags)
 
 
 def run_doctest(name: str, text: str, names: dict[str, Any]) -> None:
-    """Runs the examples in a text; output that it shows must be what comes."""
+    """Runs the examples in a text; outputs have to match those that it shows."""
     test = doctest.DocTestParser().get_doctest(text, names, name, None, None)
     doctest.DebugRunner(Ran(), optionflags=doctest.ELLIPSIS).run(test)
 
 
-# What the docstrings of some take for granted beside that.
+# The names that the docstrings of some functions use in addition to `given`.
 OF_NAMES = {
     "sparsejax.abstract_state": lambda: {**large(), **saved(8)},
     "sparsejax.bind": lambda: {"model": nnx.Linear(300, 300, rngs=nnx.Rngs(0))},

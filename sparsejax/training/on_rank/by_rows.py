@@ -30,7 +30,7 @@ def takes_rows(seen: Observed) -> frozenset[str]:
     taken: set[str] = set()
     for part in seen.rows:
         summed: set[str] = set()
-        for exchange in seen.exchanges[: part.behind]:
+        for exchange in seen.exchanges[: part.exchanges_before]:
             if all(wrapper.takes_rows for wrapper in exchange.inside):
                 lossless = [each for each in exchange.buckets if not each.is_lossy]
                 summed.update(exchange.shards, *(bucket.paths for bucket in lossless))

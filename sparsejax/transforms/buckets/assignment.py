@@ -1,9 +1,9 @@
-"""Assignment: which scheme each leaf is summed by, in which unit, and together with which.
+"""Assignment: the scheme and the unit of each leaf, and the buckets that leaves form.
 
-Leaves that are treated the same are laid end to end in a bucket and exchanged as one array,
+Leaves with equal schemes and units are concatenated in a bucket and exchanged as one array,
 so that a model of forty leaves costs the collectives, and the compile time, of one or two.
-A bucket has leaves of one scheme, dtype and unit width, and where the scheme is lossy they
-are sharded over the same mesh axes. A dense leaf among sparse ones costs a bit a number.
+A bucket has leaves of one scheme, dtype and unit shape; if the scheme is lossy, they are
+sharded over the same mesh axes. A dense leaf among sparse ones costs one bit an element.
 """
 
 import abc
@@ -35,9 +35,9 @@ _PART: contextvars.ContextVar[bool] = contextvars.ContextVar("part", default=Fal
 
 @contextlib.contextmanager
 def of_part() -> Iterator[None]:
-    """Lets rules and plans say something about leaves that are not there.
+    """Allows rules and plans that refer to leaves which the tree does not have.
 
-    For callers that pass a tree in parts, and have checked the whole one.
+    It is for callers that pass a tree in parts, and have checked the whole tree.
     """
     token = _PART.set(True)
     try:
@@ -47,7 +47,7 @@ def of_part() -> Iterator[None]:
 
 
 def is_part() -> bool:
-    """Whether leaves that are not there may be elsewhere."""
+    """Returns whether the leaves may be those of a part of a tree: see `of_part`."""
     return _PART.get()
 
 
@@ -69,23 +69,23 @@ class Assignment(abc.ABC):
         """Returns the scheme and the unit, "row", "element" or "leaf", of each leaf."""
 
     def of_rows(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[Scheme]:
-        """Returns the scheme of each leaf, if its gradient is a list of rows."""
+        """Returns the scheme that each leaf has if its gradient is a list of rows."""
         return [scheme for scheme, _ in self.decide(paths, leaves)]
 
     @abc.abstractmethod
     def schemes(self) -> list[Scheme]:
-        """Returns all schemes that it may decide for."""
+        """Returns all schemes that `decide` may return."""
 
     @abc.abstractmethod
     def map(self, change: Callable[[Scheme], Scheme]) -> "Assignment":
-        """Returns the same with every scheme replaced by the result of `change`."""
+        """Returns the assignment with every scheme replaced by the result of `change`."""
 
     def check_ranks(self, ranks: int) -> None:
-        """Raises where it was made for another number of ranks."""
+        """Raises if it was made for another number of ranks."""
         del ranks
 
     def check_levels(self, two_level: bool, axis_name: Any) -> None:
-        """Raises where it was made for two levels, and the mesh has one."""
+        """Raises if it was made for two levels, and the mesh has one."""
         del two_level, axis_name
 
     def buckets(
@@ -96,7 +96,7 @@ class Assignment(abc.ABC):
         Args:
             paths: The leaves' paths.
             leaves: The leaves.
-            hidden: Whether types hide their shardings: see `tree.may_hide_shards`.
+            hidden: Whether types may not show shardings: see `tree.may_hide_shards`.
         """
         members: dict[Any, list[int]] = {}
         filled: dict[Any, tuple[int, int]] = {}
@@ -105,17 +105,17 @@ class Assignment(abc.ABC):
         for i, (scheme, unit) in enumerate(self.decide(paths, leaves)):
             leaf = leaves[i]
             shape = {"row": leaf.shape[1:], "leaf": leaf.shape}.get(unit, ())
-            # A large leaf that is summed densely anyway is not worth a copy.
+            # A large leaf that is summed densely is not copied into a shared array.
             alone = isinstance(scheme, AllReduce) and leaf.size >= SPARSE_FROM
-            # What such a scheme chooses follows from all leaves of a bucket, and is to be
-            # the same on all devices that hold one of them.
+            # A lossy scheme selects from all leaves of a bucket. Devices that hold copies
+            # of a leaf must select the same, so the leaves have the same shardings.
             is_lossy = isinstance(scheme, LossyScheme)
             axes = tree.shards_of(paths[i], leaf) if is_lossy else tree.axes_of(leaf)
             alone |= is_lossy and hidden
             key = (scheme, shape, jnp.dtype(leaf.dtype), axes, i if alone else None)
             width = math.prod(shape)
             count = leaf.size // width if width else 0
-            # Units are numbered by int32: further ones start another bucket.
+            # Indices of units are int32: units beyond their range start another bucket.
             part, taken = filled.get(key, (0, 0))
             if taken and taken + count > MOST_UNITS:
                 part, taken = part + 1, 0
@@ -124,7 +124,7 @@ class Assignment(abc.ABC):
         buckets: list[Bucket] = []
         for key, indices in members.items():
             bucket = _bucket(key[0], key[1], indices, paths, leaves)
-            # Two paths may be written the same; names are keys of the state.
+            # Two paths may be printed the same, but names are keys of the state.
             same = sum(other.name.split(" #")[0] == bucket.name for other in buckets)
             name = f"{bucket.name} #{same}" if same else bucket.name
             buckets.append(dataclasses.replace(bucket, name=name))
@@ -133,16 +133,16 @@ class Assignment(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ByRules(Assignment):
-    """Large leaves by one scheme, small ones densely, and what rules say differently.
+    """Sums large leaves by one scheme and small ones densely, unless a rule differs.
 
-    A small leaf that comes as rows goes by the scheme, too, where that saves bytes.
+    A small leaf whose gradient is rows is summed by the scheme, too, if that saves bytes.
 
     Attributes:
-        scheme: For leaves of at least 65,536 elements that no rule gives another.
-        rules: From regular expressions, searched in the path, to a scheme, "dense",
-            "sparse" (the scheme, whatever the size), or the unit "row" or "element". Of
-            all rules that match a leaf the first to say something about its scheme, and
-            the first to say something about its unit, hold.
+        scheme: The scheme of leaves of at least 65,536 elements without a rule for it.
+        rules: A mapping from regular expressions, searched in the path, to a scheme,
+            "dense", "sparse" (the scheme, whatever the size), or the unit "row" or
+            "element". Of the rules that match a leaf, the first that gives a scheme and the
+            first that gives a unit hold.
     """
 
     scheme: Scheme
@@ -156,12 +156,12 @@ class ByRules(Assignment):
         return decisions
 
     def _check_used(self, paths, leaves, schemes):
-        """Raises where a rule has no effect.
+        """Raises if a rule has no effect.
 
         Args:
-            paths: Of the leaves.
-            leaves: All of them.
-            schemes: How they are summed.
+            paths: The paths of all leaves.
+            leaves: The leaves.
+            schemes: The schemes by which they are summed.
         """
         first = [self._first(path) for path in paths]
         for pattern, value in (self.rules or {}).items():
@@ -172,8 +172,8 @@ class ByRules(Assignment):
                     + ", ".join(repr(path) for path in paths)
                     + ". Rules are regular expressions, searched in these paths."
                 )
-            # Of a yardstick, such as dense_sync, rules are those of what it is compared
-            # with, and units have no effect.
+            # A baseline, such as dense_sync, may be given the rules of the scheme that it
+            # is compared with. Units have no effect on it, and this is no mistake.
             if value in _UNITS and isinstance(self.scheme, AllReduce):
                 continue
             largest = max(matched, key=lambda k: leaves[k].size)
@@ -184,13 +184,13 @@ class ByRules(Assignment):
             self._check_first(pattern, value, matched, first_of_kind)
 
     def _refuse_unit(self, pattern, value, size, by):
-        """Raises: every leaf that a rule gives a unit is summed densely.
+        """Raises the error for a unit that only leaves with a dense sum are given.
 
         Args:
-            pattern: Of the rule.
+            pattern: The pattern of the rule.
             value: The unit.
-            size: How many numbers the largest of these leaves has.
-            by: The rule for its scheme, if it has one.
+            size: The number of elements of the largest of these leaves.
+            by: The rule that gives its scheme, as (pattern, value), or None.
         """
         name = type(self.scheme).__name__
         why, fix = "no rule says 'sparse' of it", f"Say 'sparse' to send them by {name}"
@@ -207,16 +207,17 @@ class ByRules(Assignment):
         )
 
     def _check_first(self, pattern, value, matched, first):
-        """Raises where earlier rules have said something else of all leaves of a rule.
+        """Raises if earlier rules that differ hold for all leaves that a rule matches.
 
         Args:
-            pattern: Of the rule.
-            value: What it says.
-            matched: The numbers of the leaves that it matches.
-            first: Of each leaf the rule of this kind that holds; None without one.
+            pattern: The pattern of the rule.
+            value: Its value: a scheme, "dense", "sparse", or a unit.
+            matched: The positions of the leaves that it matches.
+            first: For each leaf the rule that holds for its scheme, or for its unit, as
+                (pattern, value), or None.
         """
         earlier = dict(first[k] for k in matched)
-        # What matches any path, at the end, is meant for whatever the others leave.
+        # A last rule that matches any path is a default for the remaining leaves, if any.
         is_default = pattern == [*(self.rules or {})][-1] and re.search(pattern, "")
         if pattern in earlier or is_default:
             return
@@ -224,7 +225,7 @@ class ByRules(Assignment):
         others = {by: said for by, said in earlier.items() if self._means(said) != meant}
         if others:
             said = " and ".join(f"{by!r} says {_said(x)}" for by, x in others.items())
-            # In front of them it must leave them something to say.
+            # "Put it first" is a fix only if the others then still hold for some leaf.
             matched = set(matched)
             rest = {by[0] for k, by in enumerate(first) if by and k not in matched}
             fix = "Put it first, or leave it out" if rest >= {*others} else "Leave it out"
@@ -250,11 +251,14 @@ class ByRules(Assignment):
         return dataclasses.replace(self, scheme=change(self.scheme), rules=rules)
 
     def uses(self, path: str, leaf: Any) -> bool:
-        """Whether a leaf is summed by the scheme."""
+        """Returns whether a leaf is summed by `scheme`."""
         return self._decide(path, leaf)[0] == self.scheme
 
     def _first(self, path: str) -> tuple[Any, Any]:
-        """The rules that hold for the scheme and the unit of a leaf; None without one."""
+        """Returns the rules for the scheme and the unit of a leaf; None without one.
+
+        Each is (pattern, value).
+        """
         first: dict[bool, tuple[str, Any]] = {}
         for pattern, value in (self.rules or {}).items():
             if re.search(pattern, path):
@@ -262,16 +266,16 @@ class ByRules(Assignment):
         return first.get(False), first.get(True)
 
     def _means(self, value):
-        """The scheme, or the unit, that a rule says."""
+        """Returns the scheme, or the unit, that the value of a rule stands for."""
         return {"dense": self._dense(), "sparse": self.scheme}.get(value, value)
 
     def _said(self, path: str) -> tuple[Any, Any]:
-        """The scheme and the unit that rules say of a leaf; None where they say nothing."""
+        """Returns the scheme and the unit that rules give a leaf; None without a rule."""
         scheme, unit = self._first(path)
         return scheme and self._means(scheme[1]), unit and unit[1]
 
     def _decide(self, path: str, leaf: Any) -> tuple[Scheme, str]:
-        """The scheme and the unit of one leaf."""
+        """Returns the scheme and the unit of one leaf."""
         scheme, unit = self._said(path)
         if unit == "row" and leaf.ndim < 2:
             raise RuleError(
@@ -302,7 +306,7 @@ class ByRules(Assignment):
         return scheme, unit
 
     def _is_meant(self, path, leaf):
-        """Whether a leaf goes by the scheme where no rule says so."""
+        """Returns whether a leaf without a rule is summed by the scheme."""
         del path
         return leaf.size >= SPARSE_FROM
 
@@ -312,7 +316,7 @@ class ByRules(Assignment):
 
 @dataclasses.dataclass(frozen=True)
 class Everything(ByRules):
-    """Every leaf by one scheme, however small."""
+    """Sums every leaf by one scheme, however small, unless a rule differs."""
 
     def _is_meant(self, path, leaf):
         del path, leaf
@@ -321,9 +325,9 @@ class Everything(ByRules):
 
 @dataclasses.dataclass(frozen=True)
 class ByTables(ByRules):
-    """Large tables, of which the path says that they are embeddings, by one scheme.
+    """Sums large tables with "embedding" in their path by one scheme.
 
-    All else is summed densely, however large, where no rule says differently.
+    All other leaves are summed densely, however large, unless a rule differs.
     """
 
     def _is_meant(self, path, leaf):
@@ -332,7 +336,7 @@ class ByTables(ByRules):
 
 
 def _suits(scheme, leaf):
-    """Whether a leaf is worth its scheme: two factors may be larger than their product."""
+    """Returns whether a scheme suits a leaf: low-rank factors may be larger than it."""
     return not isinstance(scheme, LossyScheme) or scheme.suits(leaf.shape)
 
 
@@ -348,12 +352,12 @@ def _bucket(scheme, shape, indices, paths, leaves):
 
 
 def _said(value):
-    """What a rule says, for a message."""
+    """Returns the value of a rule, for a message."""
     return repr(value) if isinstance(value, str) else f"{type(value).__name__}(...)"
 
 
 def check_rules(rules: Rules | None) -> None:
-    """Raises where a rule is not a regular expression, or says something unknown."""
+    """Raises if a rule has an invalid regular expression or an unknown value."""
     if rules is None:
         return
     if not isinstance(rules, Mapping):
@@ -376,9 +380,9 @@ def check_rules(rules: Rules | None) -> None:
 
 
 def check_ids(buckets: Sequence[Bucket], ids: Mapping[str, Any], masked: bool) -> None:
-    """Raises where ids are given for a leaf that is not summed by rows.
+    """Raises if ids are given for a leaf that is not summed by rows.
 
-    Where leaves are masked, ids may be meant for another transformation.
+    If leaves are masked, ids of absent leaves may be for another transformation.
     """
     by_path = {path: bucket for bucket in buckets for path in bucket.paths}
     for path in ids:

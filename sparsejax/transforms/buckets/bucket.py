@@ -22,12 +22,13 @@ class Bucket:
     """Leaves that are exchanged as one array of units.
 
     Attributes:
-        name: For metrics: the path of the only leaf, or of the first and how many more.
-        scheme: How they are summed.
+        name: A name for metrics: the path of the only leaf, or of the first and how many
+            more there are.
+        scheme: The scheme by which they are summed.
         leaves: Their places in the flattened tree.
         paths: Their paths.
-        units: How many units each of them has.
-        shape: The shape of one unit: () for an element, and all of it for a leaf.
+        units: The number of units of each of them.
+        shape: The shape of one unit: () for an element, the leaf's shape for a leaf.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Bucket:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether its scheme may leave something out."""
+        """Whether its scheme is lossy: it may leave a part of the sum out."""
         return isinstance(self.scheme, LossyScheme)
 
     @property
@@ -48,11 +49,11 @@ class Bucket:
         return bool(self.shape) and self.scheme.unit is None
 
     def like(self, dtype: Any) -> jax.ShapeDtypeStruct:
-        """The shape and dtype of the one array."""
+        """Returns the shape and dtype of the concatenated array."""
         return jax.ShapeDtypeStruct((sum(self.units), *self.shape), dtype)
 
     def first_state(self) -> Any:
-        """The shapes of its scheme's first state; raises `NeedsRanks` where it would."""
+        """Returns the shapes of its scheme's first state; may raise `NeedsRanks`."""
         return jax.eval_shape(lambda: self.scheme.init(self.like(jnp.float32), None))
 
     @property
@@ -65,7 +66,7 @@ class Bucket:
         return False
 
     def without(self, places: Collection[int]) -> "Bucket":
-        """The bucket of the other leaves; there may be none."""
+        """Returns the bucket of the leaves at other places than these; it may be empty."""
         members = zip(self.leaves, self.paths, self.units, strict=True)
         kept = [member for member in members if member[0] not in places]
         return self._of(kept)
@@ -75,9 +76,9 @@ class Bucket:
         return dataclasses.replace(self, leaves=leaves, paths=paths, units=units)
 
     def split(self, leaves: Sequence[Any]) -> list["Bucket"]:
-        """Leaves given by their entries, and the others, as buckets of their own.
+        """Splits it into the leaves that are given as entries and the dense ones.
 
-        Together they would be one dense array, and no longer sparse.
+        As one bucket they would be packed as one dense array.
         """
         members = list(zip(self.leaves, self.paths, self.units, strict=True))
         kinds = [
@@ -92,12 +93,13 @@ class Bucket:
         flags: jax.Array | None = None,
         as_elements: bool = True,
     ) -> Units:
-        """The bucket's leaves as units, given by their entries if all of them are.
+        """Packs the bucket's leaves as units: as entries, if all of them are entries.
 
         Args:
             leaves: The leaves of the tree.
-            flags: Booleans by unit, if the caller knows which are non-zero.
-            as_elements: Whether entries that are elements stay so, whatever a unit is.
+            flags: bool[units]: which units are non-zero, if the caller knows.
+            as_elements: Whether entries that are elements are packed as elements even if
+                the unit of the bucket is a row.
         """
         members = [leaves[i] for i in self.leaves]
         shapes = [self.shape, *([()] if as_elements else [])]
@@ -112,7 +114,7 @@ class Bucket:
         return Dense(arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays), flags)
 
     def unpack(self, x: jax.Array, like: Sequence[Any]) -> dict[int, jax.Array]:
-        """The parts of [units, *shape] by the places of their leaves, shaped as `like`."""
+        """Splits x, [units, *shape], into leaves, by their places, shaped as `like`."""
         x = x.reshape(sum(self.units), *self.shape)
         parts, start = {}, 0
         for i, count in zip(self.leaves, self.units, strict=True):
@@ -121,12 +123,17 @@ class Bucket:
         return parts
 
     def flags(self, leaves: Sequence[Any], ids: Mapping[str, Any]) -> jax.Array | None:
-        """The units that are non-zero, where the caller says which rows were touched."""
+        """Returns bool[units]: which are non-zero; None without ids for the bucket.
+
+        Args:
+            leaves: The leaves of the tree.
+            ids: The rows that this rank's batch has read, by path.
+        """
         if not self.is_by_rows or not any(path in ids for path in self.paths):
             return None
         flags = []
         for path, i, count in zip(self.paths, self.leaves, self.units, strict=True):
-            # An accumulated gradient may have other rows than those of this batch.
+            # An accumulated gradient has rows of earlier batches, too: it is searched.
             if path in ids and not tree.is_sparse(leaves[i]):
                 rows = jnp.asarray(ids[path]).reshape(-1)
                 rows = jnp.where(rows < 0, rows + count, rows)

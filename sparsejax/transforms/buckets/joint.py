@@ -1,10 +1,10 @@
-"""Buckets that are exchanged as one: those of which a sparsifier selected the elements.
+"""Buckets that are exchanged as one, because a sparsifier selected elements of them.
 
-Buckets are made from parameters, before it is known what stands in front of the exchange:
-a table is one of rows, a kernel one of elements. What a sparsifier lets through is elements
-of both, and so nothing separates them any more: laid end to end they cost one set of
-collectives, and the compile time of one. Which buckets these are follows from how their
-leaves come, so it is asked again in every program.
+Buckets are made from parameters, before the transformations upstream of the exchange are
+known: tables have the unit row, kernels the unit element. A sparsifier selects elements of
+both, so nothing separates them any longer: concatenated, they cost the collectives and the
+compile time of one bucket. Which buckets these are depends on the form of their gradients,
+so it is determined whenever an update is traced.
 """
 
 import dataclasses
@@ -23,17 +23,18 @@ from sparsejax.transforms.buckets.bucket import Bucket
 def together(
     buckets: Sequence[Bucket], leaves: Sequence[Any], shared: Sequence[bool | None]
 ) -> list[list[Bucket]]:
-    """Lists of buckets that are exchanged as one, in the order of their first.
+    """Groups the buckets that are exchanged as one, in the order of their first ones.
 
-    They have equal lossless schemes without tables, one dtype and the same varying axes,
-    and all of their leaves come by their elements, which are the same on all ranks for all
-    of them or are not. A dense sum is not among them: it would only cost a copy.
+    The buckets of a group have equal lossless schemes without tables, one dtype and the
+    same varying axes. All their leaves are given as entries that are elements, and either
+    all or none have the same indices on all ranks. Buckets with a dense sum stay alone: to
+    join them would only cost a copy.
 
     Args:
         buckets: All buckets.
         leaves: The leaves of the tree, or their shapes and dtypes.
-        shared: Of each leaf, whether all ranks have the same elements of it; None where it
-            does not come by its elements.
+        shared: For each leaf, whether all ranks have the same indices of it; None if it is
+            not given as elements.
     """
     lists: list[list[Bucket]] = []
     open_: dict[Any, tuple[list[Bucket], int]] = {}
@@ -41,7 +42,7 @@ def together(
         kind = _kind(bucket, leaves, shared)
         count = sum(leaves[i].size for i in bucket.leaves)
         joined, taken = open_.get(kind, ([], 0))
-        # Units are numbered by int32: further ones start another exchange.
+        # Indices of units are int32: units beyond their range start another exchange.
         if kind is None or not joined or taken + count > MOST_UNITS:
             joined, taken = [], 0
             lists.append(joined)
@@ -52,7 +53,7 @@ def together(
 
 
 def as_one(buckets: Sequence[Bucket], leaves: Sequence[Any]) -> Bucket:
-    """The elements of several buckets as one; a single bucket unchanged."""
+    """Returns one bucket of the elements of several; a single bucket is unchanged."""
     if len(buckets) == 1:
         return buckets[0]
     places = tuple(i for bucket in buckets for i in bucket.leaves)
@@ -66,23 +67,24 @@ def as_one(buckets: Sequence[Bucket], leaves: Sequence[Any]) -> Bucket:
 
 
 def is_shared(leaf: Any) -> bool | None:
-    """Whether ranks have the same elements of a gradient; None if it is not given by any.
+    """Returns whether ranks have the same indices of a leaf; None if it has no elements.
 
-    Entries that are rows are not elements: a table's own exchange sends an index a row.
+    It has none if it is an array, or if its entries are rows: the exchange of a table sends
+    one index a row.
     """
     by_elements = tree.is_sparse(leaf) and leaf.values.ndim == 1
     return leaf.shared if by_elements else None
 
 
 def kept(after: Any, befores: Sequence[Any]) -> list[Any]:
-    """The state that each bucket keeps of one exchange.
+    """Returns the state of each bucket after a joint exchange.
 
-    What the scheme handed on as it was stays the bucket's own: an array that stands in the
-    state twice could not be donated.
+    Where the scheme returned an array of its state unchanged, each bucket keeps its own: a
+    state that contains an array twice cannot be donated.
 
     Args:
         after: The scheme's state after the exchange.
-        befores: Each bucket's before it; the scheme was given the first.
+        befores: The state of each bucket before it; the scheme was given the first.
     """
     first, *others = befores
 
@@ -96,16 +98,16 @@ def kept(after: Any, befores: Sequence[Any]) -> list[Any]:
 def shared_out(
     traffic: Traffic, buckets: Sequence[Bucket], leaves: Sequence[Any]
 ) -> list[Traffic]:
-    """The traffic of one exchange, by its buckets; their sum is what was sent.
+    """Divides the traffic of one exchange among its buckets; its sum is unchanged.
 
-    Bytes go by the room that a bucket has for entries, in whole numbers, and the first has
-    what is left of them, and all rounds. The bytes of a dense sum go by how many elements
-    there are. Densities and imbalances are those of the exchange.
+    Bytes are divided in proportion to capacities, in whole bytes; the first bucket has the
+    rest, and all rounds. The bytes of a dense sum are divided in proportion to elements.
+    Densities and imbalances are those of the exchange.
 
     Args:
-        traffic: What was sent.
+        traffic: The traffic of the exchange.
         buckets: The buckets that were exchanged as one.
-        leaves: The leaves of the tree; given by their entries where there are several.
+        leaves: The leaves of the tree, given as entries if there are several buckets.
     """
     if len(buckets) == 1:
         return [traffic]
@@ -139,14 +141,14 @@ def shared_out(
 
 
 def _kind(bucket, leaves, shared):
-    """What buckets have in common that are exchanged as one; None if it stays alone."""
+    """Returns a key, equal for buckets that may be joined; None for one that may not."""
     of_leaves = [shared[i] for i in bucket.leaves]
     is_dense = isinstance(bucket.scheme, AllReduce)
     is_whole = bucket.is_lossy or bucket.scheme.unit == "leaf"
     if None in of_leaves or is_dense or is_whole or bucket.needs_ranks:
         return None
     first = leaves[bucket.leaves[0]]
-    # A state that follows the number of units could not be handed from one to the other.
+    # Joined buckets share a state, so its shapes must not depend on the number of units.
     states, structure = jax.tree.flatten(bucket.first_state())
     shapes = tuple((x.shape, x.dtype) for x in states)
     dtype, over = jnp.dtype(first.dtype), tree.axes_of(first)

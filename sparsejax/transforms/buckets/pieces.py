@@ -1,9 +1,8 @@
-"""Leaves of whose sums each rank needs one piece, as where it trains a shard of them.
+"""Leaves of which each rank needs one piece of the sum, because it trains a shard of them.
 
-A leaf is cut along one dimension into one piece for each rank. Several leaves are
-one array: of each rank first its piece of the first leaf, then of the second, and so on. So
-what a rank owns is one run of units (`Scheme.scatter`), and is cut up where it
-arrives.
+A leaf is cut along one dimension into one piece for each rank. Several leaves form one
+array: for each rank its piece of the first leaf, then of the second, and so on. So each
+rank owns consecutive units (`Scheme.scatter`), and splits their sum into its pieces.
 """
 
 import dataclasses
@@ -37,7 +36,7 @@ class Pieces:
         cuts: The dimension along which each is cut.
         shapes: The shape of each.
         unit: The shape of a unit.
-        are_entries: Whether the leaves are given by their entries.
+        are_entries: Whether the leaves are given as entries.
     """
 
     ranks: int
@@ -49,17 +48,17 @@ class Pieces:
 
     @property
     def counts(self) -> list[int]:
-        """Units in a piece of each leaf."""
+        """The number of units in a piece of each leaf."""
         each = self.ranks * max(math.prod(self.unit), 1)
         return [math.prod(shape) // each for shape in self.shapes]
 
     @property
     def width(self) -> int:
-        """Units in a piece of all leaves: whole words."""
+        """The number of units in a piece of all leaves, padded to whole 32-bit words."""
         return word_multiple(sum(self.counts))
 
     def pack(self, leaves: Sequence[Any]) -> Units:
-        """The leaves as one array, [ranks * width, *unit]."""
+        """Packs the leaves as one array, [ranks * width, *unit]."""
         own = [leaves[i] for i in self.leaves]
         if self.are_entries:
             return of_tensors([self._entries(own)])
@@ -74,7 +73,7 @@ class Pieces:
         return Dense(whole.reshape(self.ranks * self.width, *self.unit))
 
     def _entries(self, tensors):
-        """The entries of all leaves, by their units in the one array."""
+        """Returns the entries of all leaves, indexed by units of the packed array."""
         indices, start = [], 0
         for tensor, count in zip(tensors, self.counts, strict=True):
             units = tensor.kept()
@@ -88,7 +87,7 @@ class Pieces:
         return SparseTensor(jnp.concatenate(indices), values, shape, distinct=distinct)
 
     def unpack(self, total: jax.Array) -> dict[int, jax.Array]:
-        """This rank's piece of each leaf, by its place, from all of them."""
+        """Splits `total`, the sum of this rank's units, into its pieces, by leaf."""
         found, start = {}, 0
         for i, at, shape, count in zip(
             self.leaves, self.cuts, self.shapes, self.counts, strict=True
@@ -106,17 +105,18 @@ def summed(
     wire: Wire,
     scheme: Scheme,
 ) -> Iterator[tuple[dict[int, jax.Array], Traffic]]:
-    """This rank's pieces of the sums of leaves that are cut, and what was sent for them.
+    """Sums the leaves of a bucket that are cut, to this rank's pieces of them.
 
     Args:
         bucket: The bucket.
         leaves: The leaves of the tree.
-        scatter: The dimension along which each is cut, if it is.
+        scatter: The dimension along which each leaf is cut, or None.
         wire: The ranks.
-        scheme: How they are summed.
+        scheme: The scheme that sums them.
 
     Yields:
-        The pieces of leaves of one kind of unit, by the places of the leaves.
+        For the leaves of one kind of unit this rank's pieces, by the places of the leaves,
+        and the traffic.
     """
     wire = wire.narrowed(bucket.scheme.wire_dtype)
     for group in of_bucket(bucket, leaves, scatter, wire.ranks):
@@ -129,15 +129,14 @@ def summed(
 def of_bucket(
     bucket: Bucket, leaves: Sequence[Any], scatter: Sequence[int | None], ranks: int
 ) -> Iterator[Pieces]:
-    """The leaves of a bucket that are cut into pieces, those of one kind of unit as one.
+    """Yields the leaves of a bucket that are cut, grouped by the kind of their unit.
 
-    Those whose entries are the same on all ranks are not among them: of these only values
-    are sent.
+    Leaves whose indices are the same on all ranks are left out: only their values are sent.
 
     Args:
         bucket: The bucket.
         leaves: The leaves of the tree.
-        scatter: The dimension along which each is cut, if it is.
+        scatter: The dimension along which each leaf is cut, or None.
         ranks: The number of ranks.
     """
     by_kind: dict[Any, list[tuple[int, int]]] = {}
@@ -156,11 +155,14 @@ def of_bucket(
 def of_rows(
     listed: Iterable[tuple[Scheme, list[int]]], entered: LeafPlaces | None
 ) -> Iterator[tuple[list[int], Callable[..., SummedRows | None]]]:
-    """Leaves that come as rows, and what adds them up: to pieces, where a rank needs one.
+    """Yields places of leaves that are rows, with the method that sums these leaves.
+
+    That is `scatter_rows` for leaves of which a rank needs one piece by rows, and `rows`
+    for others.
 
     Args:
-        listed: Schemes, and the places of leaves that each sums.
-        entered: What is known of the leaves where the update was entered.
+        listed: Schemes, each with the places of the leaves that it sums.
+        entered: What types do not say about the leaves, if the update was entered.
     """
     for scheme, places in listed:
         cut = [] if entered is None else entered.cut(places)
@@ -173,13 +175,13 @@ def of_rows(
 
 
 def piece_of(x: jax.Array, at: int, ranks: int, rank: jax.Array) -> jax.Array:
-    """A rank's piece of an array that all ranks have."""
+    """Returns a rank's piece, along dimension `at`, of an array that all ranks have."""
     size = x.shape[at] // ranks
     return jax.lax.dynamic_slice_in_dim(x, rank * size, size, at)
 
 
 def _unit(bucket, leaf, at, ranks):
-    """The shape of a unit of a leaf that is cut along a dimension."""
+    """Returns the shape of a unit of a leaf that is cut along dimension `at`."""
     if tree.is_sparse(leaf) and at == 0:
         return leaf.values.shape[1:]
     if not bucket.is_by_rows:
@@ -190,11 +192,11 @@ def _unit(bucket, leaf, at, ranks):
 
 
 def _cut(x, at, ranks):
-    """The pieces of an array, [ranks, ...]."""
+    """Cuts an array along dimension `at` into its pieces, [ranks, ...]."""
     shape = *x.shape[:at], ranks, x.shape[at] // ranks, *x.shape[at + 1 :]
     return jnp.moveaxis(x.reshape(shape), at, 0)
 
 
 def _uncut(piece, at, shape, ranks):
-    """One piece, in its shape."""
+    """Reshapes one piece of an array of the given shape to its own shape."""
     return piece.reshape(*shape[:at], shape[at] // ranks, *shape[at + 1 :])

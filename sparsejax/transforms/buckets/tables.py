@@ -1,8 +1,8 @@
-"""Leaves that come as rows: which are exchanged together, and which are not at all.
+"""Leaves whose gradients are rows: which are sent as lists, and which in one exchange.
 
-Of an array only its size is known beforehand, and a small one joins the dense sum. Of
-`RowGrads` it is known how many rows a rank lists, so bytes decide: the lists of all ranks,
-if all of their rows are distinct, against the dense sum.
+Only the size of an array is known at trace time, so a small one joins the dense sum. The
+number of rows that a rank lists in `RowGrads` is known, too, so they are sent as lists if
+these take fewer bytes than the dense sum, assuming that the rows of all ranks are distinct.
 """
 
 import math
@@ -20,8 +20,8 @@ from sparsejax.units.row_grads import is_row_grads
 from sparsejax.wire.ladder import ROUND
 
 
-# Bytes that lists have to save, those of all tables together, to be worth an exchange of
-# their own.
+# Lists are sent in an exchange of their own if those of all tables together save this
+# number of bytes.
 LISTED_FROM = ROUND // 16
 
 
@@ -32,14 +32,14 @@ def listed(
     ranks: int,
     inner: int = 1,
 ) -> Iterator[tuple[Scheme, list[int]]]:
-    """The leaves of a bucket that are sent as lists of rows, an exchange after the other.
+    """Yields the leaves of a bucket that are sent as lists of rows, for each exchange.
 
     Args:
         bucket: The bucket.
         leaves: The leaves of the tree.
-        of_rows: The scheme of each leaf that comes as rows.
-        ranks: How many ranks there are.
-        inner: How many of them are on a host, where there are two levels.
+        of_rows: The scheme that each leaf has if its gradient is rows.
+        ranks: The number of ranks.
+        inner: The number of ranks on a host, if there are two levels.
 
     Yields:
         A scheme, and the places of leaves of one width and dtype.
@@ -62,12 +62,12 @@ def listed(
 
 
 class Table(NamedTuple):
-    """A leaf that comes as rows.
+    """A table whose gradient is rows.
 
     Attributes:
-        shape: Of the table.
-        dtype: Of the rows.
-        listed: How many ids a rank lists, with repeats.
+        shape: The shape of the table.
+        dtype: The dtype of the rows.
+        listed: The number of ids that a rank lists, repeats included.
     """
 
     shape: tuple[int, ...]
@@ -78,13 +78,13 @@ class Table(NamedTuple):
 def worth_listing(
     tables: Sequence[Table], scheme: Scheme, ranks: int, inner: int = 1
 ) -> list[bool]:
-    """Which of some tables of one width are sent as lists of rows, and not densely.
+    """Returns for each of some tables of one width whether it is sent as a list of rows.
 
     Args:
         tables: The tables.
-        scheme: What sends lists of rows.
-        ranks: How many ranks there are.
-        inner: How many of them are on a host, where there are two levels.
+        scheme: The scheme that would send the lists.
+        ranks: The number of ranks.
+        inner: The number of ranks on a host, if there are two levels.
     """
     saved = [_saved(table, scheme, ranks, inner) for table in tables]
     is_enough = sum(max(of_one, 0.0) for of_one in saved) >= LISTED_FROM
@@ -92,7 +92,7 @@ def worth_listing(
 
 
 def _saved(table, scheme, ranks, inner):
-    """Bytes that a rank sends less for lists of rows than for the dense sum."""
+    """Returns the bytes that a rank saves by lists of rows, against the dense sum."""
     height, numbers = table.shape[0], math.prod(table.shape[1:])
     is_given_rows = table.listed and not isinstance(scheme, LossyScheme)
     if not is_given_rows or not height * numbers:

@@ -1,4 +1,4 @@
-"""Where an update is entered: inside `shard_map`, under `jit`, or stacked by replica."""
+"""Entering a `shard_map` from `jit`: unreduced gradients, or ones stacked by replica."""
 
 from sparsejax.transforms.entry.entry import Entry as Entry, Reduction as Reduction
 from sparsejax.transforms.entry.leaves import LeafPlaces as LeafPlaces

@@ -1,30 +1,30 @@
-"""Where an update is entered: inside `shard_map`, or under `jit`.
+"""Entering: the `shard_map` that is made around an `update` that is called under `jit`.
 
 Inside `shard_map` a gradient is this rank's own array. Under `jit` it is one global array,
-and what it stands for is determined in one of two ways:
+and one of two things determines what it stands for:
 
-* On an explicit mesh by its type. The gradient with respect to parameters that
+* On an explicit mesh, its type. The gradient with respect to parameters that
   `sparsejax.local` has cast is *unreduced* over the mesh axes of the batch: each device
   holds a partial sum, and nothing was sent for it.
-* On any mesh by its node, a `PerReplica`: the gradients of all replicas, stacked over the
-  axis of the ranks, of which each device has its own replica's.
+* On any mesh, its node, a `PerReplica`: the gradients of all replicas, stacked over the
+  axis of the ranks; each device has that of its own replica.
 
-Such an update enters a `shard_map` of its own, over all axes of the mesh. What is inside is
-the same in both cases, and schemes do not depend on it.
+Such an update enters a `shard_map` over all axes of the mesh. Inside, both cases are the
+same, and schemes do not depend on them.
 
 On the wire, in addition to what the schemes send over the axis of the ranks: for each leaf
-that is unreduced over further axes too, as over the fast one of a mesh (replica, fsdp), one
-reduce-scatter over these to the sharding of its parameter (an all-reduce where that is
-replicated). Then each device exchanges its shard. Where a parameter is sharded over the
-axis of the ranks itself, each rank is sent its piece of the sum alone.
+that is unreduced over further axes, such as the fast one of a mesh (replica, fsdp), one
+reduce-scatter over these to the sharding of its parameter (an all-reduce if that is
+replicated). Then each device exchanges its shard. If a parameter is sharded over the axis
+of the ranks itself, each rank receives only its piece of the sum.
 
-Results have the shardings of the parameters. What a state keeps about a parameter is
-sharded as that is, after the axis of the ranks. Nothing is checked inside: nothing casts
-an unreduced array to a varying one. What checking would have found is read from the types
-here.
+Results have the shardings of the parameters. What a state keeps for a parameter has a
+leading axis of the ranks, and is sharded after it like the parameter. The `shard_map` has
+`check_vma=False`, because no cast makes an unreduced array varying; what checking would
+have found is read from types here.
 
-A sparsifier hands entries on, which differ by device. Outside they are global arrays, one
-device's after another's along the leading axis, sharded over all axes of the mesh.
+A sparsifier returns entries, which differ by device. Outside they are global arrays: those
+of all devices concatenated along the leading axis, sharded over all axes of the mesh.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ from sparsejax.units.row_grads import is_row_grads
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """Whether ranks' gradients are averaged or added up: no array, and known when traced.
+    """Whether the gradients of the ranks are averaged or summed; static under `jit`.
 
     Attributes:
         mean: Whether they are averaged.
@@ -70,14 +70,15 @@ class Reduction:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """How an update is entered under `jit`.
+    """How the update of a transformation is entered under `jit`.
 
     Attributes:
         name: The name of the public function.
         axis_name: The axis of the ranks; the only one of the mesh if None.
-        sums: Whether it sums gradients; else it hands partial sums on.
-        model_axis: The mesh axis over which parameters are sharded, by the argument.
-        reads_params: Whether its update is given the parameters, each as its gradient is.
+        sums: Whether the update sums gradients; if not, it returns partial sums.
+        model_axis: The argument `model_axis`: the mesh axis over which parameters are
+            sharded. It is refused under `jit`.
+        reads_params: Whether the update is given the parameters, sharded like gradients.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Entry:
     reads_params: bool = False
 
     def outside(self, updates: Any, state: Any, params: Any) -> Any:
-        """The mesh of an update that is called outside of `shard_map`, or None inside."""
+        """Returns the mesh if an update is called outside of `shard_map`, else None."""
         if axes.manual_axes():
             return None
         for node in per_replica_nodes(updates):
@@ -102,17 +103,18 @@ class Entry:
         params: Any,
         **extra: Any,
     ) -> Any:
-        """`update(updates, state, **extra)` inside `shard_map`, entered if need be.
+        """Calls `update(updates, state, **extra)`, in a new `shard_map` if outside of one.
 
         Args:
-            update: What runs inside. Where it was entered it is given `entered`, too.
+            update: The function that runs inside. If a `shard_map` was entered, it is also
+                given `entered`, a `LeafPlaces`.
             updates: The gradients.
-            state: Arrays, those that differ by rank in `PerRank`.
+            state: A pytree of arrays; those that differ by rank are `PerRank`.
             params: The parameters, or None.
-            **extra: Further arguments.
+            **extra: Further arguments of `update`.
 
         Returns:
-            The updates, and a second tree, as the state.
+            What `update` returns: the updates, and a second pytree, such as the state.
         """
         mesh = self.outside(updates, state, params)
         if mesh is None:
@@ -142,9 +144,10 @@ class Entry:
             ) from None
 
     def of_parameters(self, params: Any) -> Any:
-        """The explicit mesh of parameters with which an init is called outside, or None.
+        """Returns the explicit mesh of parameters, for an init outside of `shard_map`.
 
-        None as well where the axis of the ranks is not known there.
+        It is None inside of one, without such a mesh, or if the mesh does not determine the
+        axis of the ranks.
         """
         if observing.is_observing() or sharded.apart(params).nodes:
             return None
@@ -156,16 +159,17 @@ class Entry:
         return mesh if {*axis_names(self.axis_name)} <= {*mesh.axis_names} else None
 
     def init(self, mesh: Any, init: Callable[[Any], Any], params: Any) -> Any:
-        """A state that is made inside `shard_map`, each part of it in its place.
+        """Makes a state inside `shard_map`, so that its arrays have their shardings.
 
         Args:
-            mesh: The mesh that `of_parameters` found.
-            init: From parameters to a state, of which it needs the shapes alone.
-            params: The parameters; none of them is transferred.
+            mesh: The mesh that `of_parameters` returned.
+            init: A function from parameters to a state. It is given zeros of the shapes of
+                shards.
+            params: The parameters; no array of them is read.
         """
         names = axis_names(self.axis_name or mesh.axis_names[0])
         pairs, structure = jax.tree_util.tree_flatten_with_path(params)
-        # Which further axes the gradient will be summed over is not known yet.
+        # It is not known yet which further axes gradients will be unreduced over.
         others = frozenset(mesh.axis_names) - {*names}
         shapes, specs, sums = [], [], []
         for keys, leaf in pairs:
@@ -192,7 +196,7 @@ class Entry:
         return jax.jit(mapped(state_specs(state, known)))()
 
     def _names(self, mesh, updates):
-        """The axes of the ranks, or an error."""
+        """Returns the axes of the ranks; raises if they are not determined, or differ."""
         stacked = [node.axis_name for node in per_replica_nodes(updates)]
         known = self.axis_name or next(iter(stacked), None)
         if known is None and len(mesh.axis_names) > 1:
@@ -217,7 +221,7 @@ class Entry:
         return names
 
     def _check_explicit(self, mesh):
-        """Raises where the type of an array does not determine what it stands for."""
+        """Raises unless all mesh axes are Explicit: other types are not unreduced."""
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
             if kind != AxisType.Explicit:
                 raise AxisError(
@@ -288,7 +292,7 @@ class _EnteredUpdate:
         return structure.unflatten(list(map(_marked, out))), after
 
     def _params(self, structure, params):
-        """The parameter of each gradient; None where none were given."""
+        """Returns the parameter of each gradient; None for each if none were given."""
         if params is None:
             return [None] * structure.num_leaves
         try:
@@ -301,7 +305,7 @@ class _EnteredUpdate:
             ) from None
 
     def _read(self, pairs, leaves, params):
-        """The parameters that the update reads; none where it reads none."""
+        """Returns the parameters of all gradients if the update reads them, else []."""
         if not self.entry.reads_params:
             return []
         for (keys, _), leaf in zip(pairs, leaves, strict=True):
@@ -319,13 +323,13 @@ class _EnteredUpdate:
         return jax.shard_map(function, **options, out_specs=out_specs)
 
     def _out_specs(self, inside, operands, in_specs, leaves, known):
-        """The specs of what comes out: its structure is known when it was traced."""
+        """Returns the specs of the results, whose structure is found by tracing."""
         found = []
 
         def outlined(*operands):
             found.extend(inside(*operands))
 
-        # Whether rows stay rows is for the exchange to say, so it is traced in full.
+        # Only a full trace of the exchange shows whether rows stay rows.
         listed = any(is_row_grads(_bare(leaf.value)) for leaf in leaves)
         token = OUTLINE.set(not listed)
         try:
@@ -340,7 +344,7 @@ class _EnteredUpdate:
         return specs, state_specs(after, known)
 
     def _known(self, structure, leaves, of_shards=False):
-        """How what is like a parameter is sharded, or like a shard of one."""
+        """Returns the specs of arrays that have the shapes of parameters, or of shards."""
         specs = [PartitionSpec(*leaf.sum.own) for leaf in leaves]
         shapes = [leaf.shape for leaf in leaves]
         if not of_shards:
@@ -351,7 +355,7 @@ class _EnteredUpdate:
 
 
 def _check_mean(name, updates):
-    """Raises where partial sums would be averaged."""
+    """Raises if partial sums would be averaged."""
     nodes = jax.tree.leaves(updates, is_leaf=is_per_replica)
     if all(map(is_per_replica, nodes)):
         return
@@ -372,7 +376,7 @@ def _is_on_mesh(x):
 
 
 def _marked(leaf):
-    """A leaf whose ids, if it lists rows, are known again out here."""
+    """Returns a leaf; one of rows has its origin set anew, to the ids outside."""
     if not is_row_grads(leaf):
         return leaf
     return dataclasses.replace(leaf, origin=Origin(leaf.ids))

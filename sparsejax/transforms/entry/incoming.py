@@ -1,4 +1,4 @@
-"""Which kind of leaf a gradient is that comes from outside, or why it cannot come in."""
+"""Determines the kind of each gradient of an update under `jit`, or raises."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ from sparsejax.units.row_grads import is_row_grads
 
 @dataclasses.dataclass(frozen=True)
 class Incoming:
-    """What is known of all leaves of an update that is entered.
+    """The properties that all leaves of an entered update share.
 
     Attributes:
         name: The name of the public function.
@@ -42,7 +42,7 @@ class Incoming:
     sums: bool
 
     def leaf(self, path: str, leaf: Any, param: Any) -> OuterLeaf:
-        """The leaf of a gradient, given its parameter, or None."""
+        """Returns the `OuterLeaf` of a gradient; `param` is its parameter, or None."""
         call = f"update of {self.name} under jit"
         if sharded.is_sharded(leaf):
             raise ArgumentError(
@@ -90,7 +90,7 @@ class Incoming:
         return UnreducedLeaf(leaf, of, self.mesh, self.sums)
 
     def _rows(self, call, path, leaf, of_param):
-        """The leaf of listed rows."""
+        """Returns the `RowsLeaf` of a gradient by rows."""
         leaf.check(path)
         if of_param is None:
             raise ArgumentError(self._needs_params(path))
@@ -121,7 +121,7 @@ class Incoming:
                 )
 
     def _check_stacked(self, call, path, value):
-        """Raises unless each replica has one gradient."""
+        """Raises unless the leading axis has one gradient for each replica."""
         if tree.is_sparse(value):
             return
         count = ranks_of(self.mesh, self.names)
@@ -142,13 +142,13 @@ class Incoming:
 
 
 def check_sum(of: ShardSum, call: str, path: str) -> None:
-    """Raises where a sum cannot be sharded as its parameter is."""
+    """Raises if the sum of a gradient cannot be sharded like its parameter."""
     if of.wrong:
         raise ArgumentError(f"{call}: {path!r} cannot be given its sum: {of.wrong}")
 
 
 def spec_of(x: Any) -> PartitionSpec:
-    """How an array is sharded, by its type or its place; `P()` on no mesh."""
+    """Returns the spec of an array, from its sharding or its type; `P()` on no mesh."""
     if not isinstance(x, Tracer) and isinstance(x, jax.Array):
         found = x.sharding
         is_named = isinstance(found, NamedSharding)

@@ -1,9 +1,9 @@
 """Gradients outside of `shard_map`, and the part of them that each device has inside.
 
 UnreducedLeaf   an array that is unreduced over the axes of the batch
-EntriesLeaf     entries that a sparsifier selected, one device's after another's
-StackedLeaf     a `PerReplica`: what each replica has, stacked over the ranks' axis
-RowsLeaf        `RowGrads`, of which each device has those of its part of the batch
+EntriesLeaf     entries that a sparsifier selected, concatenated over devices
+StackedLeaf     a `PerReplica`: the gradients of all replicas, stacked over the ranks' axis
+RowsLeaf        `RowGrads`: each device has the rows of its part of the batch
 """
 
 import abc
@@ -25,13 +25,13 @@ from sparsejax.wire.collectives import Wire
 
 
 class LeafPlaces(NamedTuple):
-    """What an entered update needs of its leaves that types do not contain.
+    """The properties of an entered update's leaves that types do not show.
 
     Attributes:
-        scatter: The dimension of each leaf of whose sum a rank needs one piece; None if it
-            needs all.
-        axes: The mesh axes but the ranks' over which devices have other parts of each leaf.
-        inside: Bytes that were sent for each leaf over the axes that are not the ranks'.
+        scatter: For each leaf the dimension along which a rank needs one piece of its sum;
+            None if it needs the whole sum.
+        axes: For each leaf the mesh axes over which it is sharded, without the ranks'.
+        inside: For each leaf the bytes that were sent over axes that are not the ranks'.
     """
 
     scatter: tuple[int | None, ...]
@@ -39,20 +39,20 @@ class LeafPlaces(NamedTuple):
     inside: tuple[float, ...]
 
     def cut(self, leaves: Sequence[int]) -> list[tuple[int, int]]:
-        """Those of some leaves that are cut into pieces, each with its dimension."""
+        """Returns the leaves, of those given, that are cut, each with its dimension."""
         found = ((i, self.scatter[i]) for i in leaves)
         return [(i, at) for i, at in found if at is not None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OuterLeaf(abc.ABC):
-    """A gradient outside.
+    """A gradient outside of `shard_map`.
 
     Attributes:
         value: The gradient.
-        sum: How its sum is sharded.
+        sum: The sharding of its sum.
         mesh: The mesh.
-        sums: Whether the update sums gradients; else it hands them on.
+        sums: Whether the update sums gradients; if not, it returns them unsummed.
     """
 
     value: Any
@@ -62,7 +62,7 @@ class OuterLeaf(abc.ABC):
 
     @property
     def given(self) -> Any:
-        """The value, in the place that `in_spec` says."""
+        """The value, sharded as `in_spec` says."""
         return self.value
 
     @property
@@ -72,19 +72,20 @@ class OuterLeaf(abc.ABC):
 
     @abc.abstractmethod
     def enter(self, value: Any) -> tuple[Any, float]:
-        """What this device has of it, inside, and the bytes sent for it."""
+        """Returns this device's part, inside `shard_map`, and the bytes sent for it."""
 
     @property
     @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """The shape of what this device has."""
+        """The shape of this device's part."""
 
     def summed(self, x: Any) -> Any:
-        """What is handed out of `shard_map` of a sum.
+        """Returns the sum in the form in which it leaves `shard_map`.
 
-        Rows stay rows where a device has whole ones: of a replicated table all devices list
-        the same, and of a table that is sharded by rows each those of its shard. Of one
-        that is sharded by columns they become the gradient of the shard.
+        Rows stay rows if a device has whole ones: all devices list the same rows of a
+        replicated table, and each lists those of its shard of a table that is sharded by
+        rows. For a table that is sharded by columns they become the dense gradient of the
+        shard.
         """
         if not is_row_grads(x):
             return x
@@ -98,14 +99,14 @@ class OuterLeaf(abc.ABC):
         return ShardedRowGrads.of_shard(x, (height, *x.shape[1:]), sharding)
 
     def _of_columns(self, x):
-        """Rows cut to this rank's columns, where it needs no others."""
+        """Returns rows with the columns that this rank needs: its piece, or all."""
         if self.sum.scatter is None:
             return x
         parts = [None] * self.sum.scatter + [self.sum.ranks]
         return of_shard(x.ids, x.rows, x.shape, ShardSum(PartitionSpec(*parts), ()))
 
     def sum_spec(self, x: Any) -> Any:
-        """The PartitionSpecs of what `summed` returns."""
+        """Returns the PartitionSpecs of what `summed` returns."""
         if isinstance(x, ShardedRowGrads):
             return x.specs
         if is_row_grads(x):
@@ -114,38 +115,38 @@ class OuterLeaf(abc.ABC):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The mesh axes over which devices have other parts of it, but the ranks'."""
+        """The mesh axes over which it is sharded inside, without the ranks'."""
         return self.sum.axes
 
     def leave(self, x: Any) -> Any:
-        """What is handed out of `shard_map` for what is not summed yet."""
+        """Returns an unsummed leaf in the form in which it leaves `shard_map`."""
         return x
 
     def out_spec(self, x: Any) -> Any:
-        """The PartitionSpecs of what `leave` returns."""
+        """Returns the PartitionSpecs of what `leave` returns."""
         if tree.is_sparse(x):
             return along(x, self.mesh.axis_names)
-        # JAX 0.10 to 0.12 lower no unreduced result of a `shard_map` over one device.
+        # JAX 0.10 to 0.12 cannot lower unreduced results of a `shard_map` on one device.
         return self._partial if self.mesh.size > 1 else PartitionSpec(*self.sum.own)
 
     def handed_on(self, x: Any) -> Any:
-        """What `leave` returned, outside: still unreduced on a mesh of one device, too."""
+        """Makes what `leave` returned unreduced, outside, on a mesh of one device."""
         if self.mesh.size > 1 or not isinstance(x, jax.Array):
             return x
         return jax.reshard(x, NamedSharding(self.mesh, self._partial))
 
     @property
     def _partial(self):
-        """Sharded as its sum, and still unreduced over the ranks."""
+        """The spec of what a rank exchanges, still unreduced over the ranks."""
         return PartitionSpec(*self.sum.own, unreduced=frozenset(self.sum.ranks))
 
 
 class UnreducedLeaf(OuterLeaf):
-    """An array that is unreduced, over the axes of the ranks at least."""
+    """An array that is unreduced over the axes of the ranks, and perhaps over others."""
 
     @property
     def in_spec(self):
-        """Its sharding once no axis of the sum shards it, and still unreduced."""
+        """Its unreduced spec, in which no axis of the sum shards it."""
         unreduced = frozenset(self.sum.ranks) | self.sum.fast
         return PartitionSpec(*self.sum.given, unreduced=unreduced)
 
@@ -160,7 +161,7 @@ class UnreducedLeaf(OuterLeaf):
         return shard_shape(self.value.shape, self.sum, self.mesh)
 
     def enter(self, value):
-        """Its shard, summed over the fast axes."""
+        """Returns this device's shard, summed over the fast axes, and the bytes sent."""
         return self.sum(value)
 
 
@@ -169,35 +170,35 @@ class EntriesLeaf(OuterLeaf):
 
     @property
     def in_spec(self):
-        """One device's after another's."""
+        """The spec of entries that are concatenated over all devices."""
         return along(self.value, self.mesh.axis_names)
 
     @property
     def shape(self):
-        """The shape of the shard whose entries they are."""
+        """The shape of the shard to which the entries belong."""
         return self.value.shape
 
     def enter(self, value):
-        """This device's."""
+        """Returns this device's entries; nothing is sent."""
         return value, 0.0
 
 
 class StackedLeaf(OuterLeaf):
-    """What each replica has."""
+    """The gradients of all replicas, stacked in a `PerReplica`."""
 
     @property
     def node(self) -> PerReplica:
-        """The node."""
+        """The value, with its type."""
         return self.value
 
     @property
     def in_spec(self):
-        """Sharded over the replicas, and after that as the parameter."""
+        """The spec with the replicas' axis first, then sharded like the parameter."""
         return self._specs(self.node.value)
 
     @property
     def axes(self):
-        """As of all, but rows are returned as those of the whole table."""
+        """The axes over which it is sharded; none for unsummed rows of a whole table."""
         is_whole = is_row_grads(self.node.value) and not self.sums
         return () if is_whole else self.sum.axes
 
@@ -211,7 +212,7 @@ class StackedLeaf(OuterLeaf):
         return shard_shape(whole, self.sum, self.mesh)
 
     def enter(self, value):
-        """This replica's shard."""
+        """Returns this device's shard of its replica's gradient; nothing is sent."""
         inner = value.value
         if is_row_grads(inner):
             own = inner.ids[0], inner.rows[0], inner.shape
@@ -219,12 +220,12 @@ class StackedLeaf(OuterLeaf):
         return (inner if tree.is_sparse(inner) else inner[0]), 0.0
 
     def leave(self, x):
-        """Stacked again."""
+        """Returns the leaf as a `PerReplica` again."""
         value = x if tree.is_sparse(x) else jax.tree.map(lambda y: y[None], tree.bare(x))
         return dataclasses.replace(self.node, value=value)
 
     def out_spec(self, x):
-        """As `in_spec`."""
+        """Returns the specs of `leave`, which are those of `in_spec` for this value."""
         return self._specs(x)
 
     def _specs(self, value):
@@ -238,7 +239,7 @@ class StackedLeaf(OuterLeaf):
 
 
 class RowsLeaf(OuterLeaf):
-    """Rows of a table: each device has those that its part of the batch has read."""
+    """Rows of a table; each device has the rows that its part of the batch has read."""
 
     @property
     def over(self) -> tuple[str, ...]:
@@ -248,17 +249,17 @@ class RowsLeaf(OuterLeaf):
 
     @property
     def fast(self) -> tuple[str, ...]:
-        """Those of the batch's axes that are not the ranks'."""
+        """The axes of the batch that are not the ranks'."""
         return tuple(name for name in self.over if name not in self.sum.ranks)
 
     @property
     def axes(self):
-        """Those of the table's shards, and of the batch before its rows are gathered."""
+        """The axes of the table's shards if summed; else those in `fast`."""
         return self.sum.axes if self.sums else self.fast
 
     @property
     def in_spec(self):
-        """One device's rows after another's."""
+        """The spec of rows that are concatenated over the devices of the batch."""
         return self.out_spec(self.value)
 
     @property
@@ -267,9 +268,10 @@ class RowsLeaf(OuterLeaf):
         return shard_shape(self.value.shape, self.sum, self.mesh)
 
     def enter(self, value):
-        """The rows of this device's shard that any device of this rank has read.
+        """Returns the rows of this device's shard that any device of its rank has read.
 
-        Transformations that pass them on leave them unchanged.
+        They are gathered over the fast axes. If the update does not sum gradients, these
+        are the device's own rows, unchanged.
         """
         if not self.sums:
             return RowGrads.marked(value.ids, value.rows, value.shape), 0.0
@@ -282,24 +284,24 @@ class RowsLeaf(OuterLeaf):
         return of_shard(ids, rows, value.shape, self.sum), sent
 
     def leave(self, x):
-        """One device's rows after another's, known again by their ids."""
+        """Returns the rows without what was computed to read them; see `RowGrads.bare`."""
         return x.bare
 
     def out_spec(self, x):
-        """As `in_spec`."""
+        """Returns the specs of rows that are concatenated over the batch's devices."""
         return along(x, self.over)
 
 
 def of_shard(
     ids: jax.Array, rows: jax.Array, shape: tuple[int, ...], of: ShardSum
 ) -> RowGrads:
-    """The rows of this device's shard of a table, inside `shard_map`.
+    """Returns the rows that are in this device's shard of a table, inside `shard_map`.
 
     Args:
-        ids: Rows of the table.
+        ids: Ids of rows of the whole table.
         rows: Their gradients.
-        shape: The shape of the table.
-        of: How it is sharded.
+        shape: The shape of the whole table.
+        of: Its sharding.
     """
     local = list(shape)
     for at, part in enumerate(of.own):
@@ -317,21 +319,21 @@ def of_shard(
 
 
 def along(leaf: Any, names: AxisName) -> Any:
-    """The specs of arrays that differ by device along some axes, one's after another's."""
+    """Returns specs that shard the leading axis of each array of a leaf over `names`."""
     return jax.tree.map(lambda _: PartitionSpec(names), leaf)
 
 
 def shard_shape(
     shape: tuple[int, ...], of: ShardSum, mesh: Mesh | AbstractMesh
 ) -> tuple[int, ...]:
-    """The shape of what is exchanged of an array of this shape."""
+    """Returns the shape of the shard of an array that a device exchanges."""
     return NamedSharding(mesh, PartitionSpec(*of.own)).shard_shape(tuple(shape))
 
 
 def whole_shape(
     shape: tuple[int, ...], of: ShardSum, mesh: Mesh | AbstractMesh
 ) -> tuple[int, ...]:
-    """The shape of an array of which a shard has this shape; inverse of `shard_shape`."""
+    """Returns the shape of an array from that of its shard; inverts `shard_shape`."""
     sizes = [ranks_of(mesh, part or ()) for part in of.own]
     sizes += [1] * (len(shape) - len(sizes))
     return tuple(x * size for x, size in zip(shape, sizes, strict=True))

@@ -1,7 +1,7 @@
-"""Gradients by replica on any mesh: the loss runs in a `shard_map` over one axis alone.
+"""Gradients by replica on any mesh: the loss runs in a `shard_map` over the ranks' axis.
 
-Nothing is sent over that axis. All other axes are left to XLA, which shards the loss over
-them as it does without this library, and sums gradients over them.
+Nothing is sent over that axis. All other axes are left to XLA, which shards the loss and
+sums gradients over them as usual.
 """
 
 import functools
@@ -124,7 +124,7 @@ def per_replica(
 
 
 def _whole(names, x):
-    """The shape of a parameter that all replicas share, or of which each has its own."""
+    """Returns a parameter, or the shape of one if it is stacked by replica."""
     if not is_per_replica(x):
         return x
     if axis_names(x.axis_name) != names:
@@ -136,12 +136,12 @@ def _whole(names, x):
 
 
 def _own(x):
-    """A parameter as its replica has it, inside `shard_map`."""
+    """Returns this replica's parameter, inside `shard_map`."""
     return x.value[0] if is_per_replica(x) else x
 
 
 def _placed(names, leaf, spec):
-    """A gradient that XLA is to shard as its parameter, over all axes but these."""
+    """Constrains a gradient to the spec of its parameter, without the axes `names`."""
     if is_row_grads(leaf):
         return leaf
     left = ShardSum(spec, names).own

@@ -1,12 +1,12 @@
-"""How the sum of one gradient is sharded, dimension by dimension.
+"""The sharding of the sum of one gradient, by dimensions.
 
 A dimension of a parameter is sharded over some mesh axes, the first of which makes the
 largest pieces. For its gradient, these axes are of three kinds, in this order:
 
-    kept    nothing is summed over them: they shard the gradient already
-    fast    it is unreduced over them, and they are not of the ranks: it is
+    kept    the gradient is sharded over them already, and not summed over them
+    fast    the gradient is unreduced over them, and they are not the ranks': it is
             reduce-scattered over them first
-    ranks   each rank needs one piece of the sum alone
+    ranks   each rank needs only one piece of the sum
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from sparsejax.wire.collectives import Wire
 
 @dataclasses.dataclass(frozen=True)
 class ShardSum:
-    """The sum of a gradient over all axes but the ranks', to the shards of a parameter.
+    """The sharding of the sum of a gradient; called, it sums over the fast axes.
 
     Attributes:
-        spec: How the parameter is sharded.
+        spec: The PartitionSpec of the parameter.
         ranks: The axes of the ranks.
         fast: The further axes over which the gradient is unreduced.
     """
@@ -40,29 +40,29 @@ class ShardSum:
 
     @property
     def given(self) -> tuple:
-        """How the gradient is sharded before."""
+        """The parts of the gradient's spec before any sum."""
         summed = {*self.ranks, *self.fast}
         return self._without(summed)
 
     @property
     def own(self) -> tuple:
-        """How what is exchanged is sharded: as the parameter, but for the ranks' axes."""
+        """The parts of the spec of what a rank exchanges: without the ranks' axes."""
         return self._without({*self.ranks})
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes over which what is exchanged is sharded."""
+        """The axes over which the array that a rank exchanges is sharded."""
         return tuple(name for part in self.parts for name in part if name not in self.ranks)
 
     @property
     def scatter(self) -> int | None:
-        """The dimension of which each rank needs one piece; None if it needs all."""
+        """The dimension along which each rank needs one piece; None if it needs all."""
         found = [i for i, part in enumerate(self.parts) if {*part} & {*self.ranks}]
         return found[0] if found else None
 
     @property
     def wrong(self) -> str:
-        """What does not fit together, for a message; empty if all does."""
+        """Why the sum cannot have the spec, for a message; empty if it can."""
         rank = lambda name: 2 if name in self.ranks else 1 if name in self.fast else 0
         for part in self.parts:
             order = tuple(sorted(part, key=rank))
@@ -87,7 +87,11 @@ class ShardSum:
         return tuple(part or None for part in left)
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, float]:
-        """The sum over the fast axes, inside `shard_map`, and the bytes sent for it."""
+        """Sums over the fast axes, inside `shard_map`.
+
+        Returns:
+            This device's shard of the sum, and the bytes that it sent.
+        """
         left, bytes_ = set(self.fast), 0.0
         for at, part in enumerate(self.parts):
             over = tuple(name for name in part if name in self.fast)

@@ -1,4 +1,4 @@
-"""How a state lies on the mesh of an update under `jit`, and how its leaves are sharded."""
+"""The PartitionSpecs of a state, and the axes of shards, for an update under `jit`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from sparsejax.transforms.entry.shards import ShardSum
 
 
 def state_specs(state: Any, known: ParameterSpecs) -> Any:
-    """The PartitionSpecs of a state: what differs by rank lies by rank and shard."""
+    """Returns the specs of a state: `PerRank` by rank and shard, all else replicated."""
     is_ours = lambda node: isinstance(node, PerRank)
 
     def own(node):
@@ -26,7 +26,7 @@ def state_specs(state: Any, known: ParameterSpecs) -> Any:
 
 
 def check_state(state: Any, specs: Any) -> None:
-    """Raises where an array of a state is not sharded like its gradient."""
+    """Raises if an array of a state is not sharded as its gradient requires."""
     is_spec = lambda node: isinstance(node, PartitionSpec)
     pairs = jax.tree_util.tree_leaves_with_path(state)
     for (keys, leaf), spec in zip(
@@ -36,15 +36,15 @@ def check_state(state: Any, specs: Any) -> None:
         if mesh is None or AxisType.Explicit not in mesh.axis_types:
             continue
         found = spec_of(leaf)
-        if _ended(found) != _ended(spec):
+        if _stripped(found) != _stripped(spec):
             raise StateError(
                 f"the state has at {tree.named(keys)!r} an array that is sharded {found}, "
                 f"and the gradients ask for {spec}."
             )
 
 
-def _ended(spec):
-    """A spec without what it leaves open at its end."""
+def _stripped(spec):
+    """Returns the parts of a spec without the empty ones at its end."""
     parts = [axis_names(part or ()) for part in spec]
     while parts and not parts[-1]:
         parts.pop()
@@ -54,7 +54,7 @@ def _ended(spec):
 def shards_of(
     pairs: Sequence[tuple[Any, Any]], sums: Sequence[ShardSum]
 ) -> dict[str, frozenset[str]]:
-    """The axes over which leaves are sharded, by their paths."""
+    """Returns for the path of each leaf the axes over which it is sharded."""
     paths = map(tree.written, tree.unboxed([keys for keys, _ in pairs]))
     axes_of = (frozenset(own.axes) for own in sums)
     return dict(zip(paths, axes_of, strict=True))

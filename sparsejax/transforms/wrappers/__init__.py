@@ -5,12 +5,12 @@ Each takes an optax transformation and returns one, and they nest:
     tx = sparsejax.accumulate(
         optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3)), every=4)
 
-The optimizer belongs inside: in a step in which nothing is sent it is not run, and its
+The optimizer belongs inside: in a step in which nothing is sent it does not run, and its
 state, the momentum and the count of steps, does not change.
 
-Over the wire goes what the chain inside sends, and for `skip_nonfinite` one
-number of each rank, on which all agree (`state.finite`). What decides between
-sending and not sending is a step counter or that number, so all ranks decide the same.
+On the wire: what the wrapped chain sends, and for `skip_nonfinite` one number of each rank,
+of which all ranks take the maximum (`state.finite`). Whether a step sends depends only on a
+step counter or on that number, so all ranks decide the same.
 """
 
 from sparsejax.transforms.wrappers.by_step import (

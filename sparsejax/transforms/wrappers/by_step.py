@@ -1,6 +1,6 @@
-"""Chains that sleep in some steps, or send everything in the first: accumulate, warm up.
+"""Wrappers that act by step: `accumulate` skips steps, `warm_up` sends all in the first.
 
-A step counter decides, which is the same on all ranks.
+They depend on a step counter, which is equal on all ranks.
 """
 
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class AccumulateState(NamedTuple):
             parameters: `PerRank`.
         inner: The state of the chain inside.
         inside: float32: bytes that the last update sent over axes that are not the ranks',
-            where it was entered under `jit`.
+            if it was entered under `jit`; else 0.
     """
 
     step: jax.Array
@@ -72,9 +72,9 @@ def accumulate(
         g[1] + ... + g[k]          with reduce="sum"
 
     The steps between return zeros, send nothing, and leave the state of the chain
-    unchanged, the optimizer's too. Sums are kept in float32 or wider. What rounding to the
-    gradient's dtype takes from them is added to the next sum. `ids` are not passed on,
-    since they belong to one batch.
+    unchanged, the optimizer's too. Sums are kept in float32 or wider. The error of rounding
+    them to the gradient's dtype is added to the next sum. `ids` are not passed on, because
+    they belong to one batch.
 
     Args:
         tx: The chain, with a synchronization in it.
@@ -114,7 +114,11 @@ def accumulate(
     scale = every if reduce == "mean" else 1
 
     def added(updates, pending, entered=None):
-        """The gradients, the sums with them, and the bytes sent for them."""
+        """Adds the gradients to the pending sums.
+
+        Returns:
+            The gradients unchanged; the new sums, and the bytes sent over inner axes.
+        """
         wire = Wire.over(axis_name, f"update of {name}")
         sharded.require_sent(updates, name)
         paths, leaves, structure = tree.flatten(updates, name)
@@ -133,7 +137,7 @@ def accumulate(
         return updates, (pending.with_value(structure.unflatten(sums)), inside)
 
     def taken(updates, pending, **entered):
-        """What the chain is given of the sums, and what rounding takes from it."""
+        """Returns the scaled sums, for the chain, and their rounding errors, to keep."""
         del entered
         _, leaves, structure = tree.flatten(updates, name)
         sums = structure.flatten_up_to(pending.value)
@@ -172,13 +176,13 @@ def accumulate(
 def warm_up(
     tx: optax.GradientTransformation, steps: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Sends everything, by dense sums, in the first steps.
+    """Sends whole gradients, by dense sums, in the first steps.
 
     Sparsifiers and lossy schemes in the chain then send their whole accumulated gradient.
 
     Args:
         tx: The chain, with a synchronization in it.
-        steps: How many steps. Inside `accumulate` these are synchronizations.
+        steps: The number of dense steps. Inside `accumulate` it counts synchronizations.
 
     Returns:
         An `optax.GradientTransformationExtraArgs`, the chain with the wrapper around it.

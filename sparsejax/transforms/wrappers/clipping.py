@@ -38,8 +38,8 @@ def clip_by_rank(
         model_axis: The mesh axis over which tensors are sharded, if any.
 
     Returns:
-        An `optax.GradientTransformation`, to stand before a sparsifier or a synchronization
-        in a chain.
+        An `optax.GradientTransformation`, to be chained before a sparsifier or a
+        synchronization.
 
     Example:
         >>> clip, top = sparsejax.transforms.clip_by_rank(1.0), sparsejax.dgc(0.01)
@@ -73,7 +73,7 @@ def clip_by_rank(
                     "own, and equal ones add up before they have a norm. Clip after the "
                     "synchronization, or shard the batch over the axis of the ranks alone."
                 )
-        # Rows that are listed twice add up before they have a norm.
+        # Rows that are listed twice are summed before the norm is taken.
         leaves = [merging.merge(leaf) if is_row_grads(leaf) else leaf for leaf in leaves]
         checks.check_model_axis(model_axis, wire)
         for path, leaf in zip(paths, leaves, strict=True):
@@ -82,13 +82,14 @@ def clip_by_rank(
         shards = _shards(entered, leaves, model_axis)
         over = list(map(axes.varying_axes, arrays))
         if tree.knows_shards() and entered is None:
-            # A chain that is checked for updates under `jit`.
+            # The chain is checked for updates under `jit`: a dry run with known shardings.
             ranks = frozenset(axes.axis_names(wire.axis))
             shards = [tuple(sorted(names - ranks)) for names in over]
         elif entered is None:
             select.check_shards(over, model_axis, "clip_norm")
         numbers = [x.astype(wide(x.dtype)) for x in arrays]
-        # A number that is not finite would make the norm, and all other numbers, so.
+        # Numbers that are not finite are left out of the norm: it would be NaN, and so
+        # would all clipped numbers.
         finite = [jnp.where(jnp.isfinite(x), x, 0) for x in numbers]
         squares = [
             _over_shards(jnp.sum(x * x), over)
@@ -106,12 +107,12 @@ def clip_by_rank(
 
 
 def _shards(entered, leaves, model_axis=None):
-    """The axes over which each leaf is sharded, where types give them."""
+    """Returns the axes over which each leaf is sharded; `model_axis` inside `shard_map`."""
     return [model_axis] * len(leaves) if entered is None else entered.axes
 
 
 def _over_shards(square, model_axis):
-    """A square added up over the shards of a leaf; a replicated leaf counts once."""
+    """Sums a square over the shards of a leaf; a replicated leaf counts once."""
     if not model_axis:
         return square
     shards = Wire(model_axis)

@@ -1,4 +1,4 @@
-"""What wrappers check of the chain inside, and of their arguments."""
+"""Checks of the chain that a wrapper is given."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from sparsejax.state import observing
 
 
 def checked(tx: Any, what: str) -> optax.GradientTransformationExtraArgs:
-    """The transformation, with extra arguments passed on."""
+    """Returns the transformation with support for extra arguments, or raises."""
     if not isinstance(tx, optax.GradientTransformation):
         raise errors.ArgumentError(
             f"{what} wraps an optax transformation, such as "
@@ -25,7 +25,7 @@ def checked(tx: Any, what: str) -> optax.GradientTransformationExtraArgs:
 
 
 def require_exchange(tx: Any, params: Any, what: str) -> None:
-    """Raises where nothing inside synchronizes."""
+    """Raises unless the chain has a synchronization."""
     if not observing.observed(tx, params).exchanges:
         raise errors.ArgumentError(
             f"{what} wraps nothing that synchronizes: put the whole chain in it, "

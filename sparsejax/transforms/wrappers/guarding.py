@@ -1,6 +1,6 @@
-"""Steps in which a rank has a number that is not finite: what all ranks do then.
+"""`skip_nonfinite`: all ranks skip a step in which any rank has a non-finite number.
 
-Over the wire goes one word of each rank, before all else: see `state.finite`.
+On the wire: one 32-bit word of each rank, before all else; see `state.finite`.
 """
 
 from typing import Any, NamedTuple
@@ -27,9 +27,9 @@ class SkipState(NamedTuple):
     """State of `skip_nonfinite`.
 
     Attributes:
-        skipped: int32: updates left out because a gradient was not finite.
+        skipped: int32: updates skipped because a gradient, or a sum, was not finite.
         inner: The state of the chain inside.
-        found: Where it was not, with `report=True`; else None.
+        found: A record of the last skipped update, with `report=True`; else None.
     """
 
     skipped: jax.Array
@@ -44,17 +44,17 @@ def skip_nonfinite(
     *,
     report: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Leaves out a step in which the gradient of any rank has a number that is not finite.
+    """Skips a step in which the gradient of any rank has a number that is not finite.
 
     In such a step updates are zero on all ranks, nothing is sent, and the state of the
     chain does not change, the optimizer's too. `sparsejax.metrics` counts such steps. As
     the outermost transformation under `sparsejax.data_parallel`, it leaves variables
     unchanged, too.
 
-    Ranks agree on one word before anything is sent. So all of them decide the same, before
-    the number reaches a residual, a velocity or the optimizer. Where gradients are float16,
-    or are sent as float16, a sum of finite numbers may overflow. Such sums are checked
-    after the exchange, and what was computed from them is dropped.
+    Ranks agree on one word before anything else is sent. So all of them decide the same,
+    before the number reaches a residual, a velocity or the optimizer. If gradients are
+    float16, or are sent as float16, a sum of finite numbers may overflow. Such sums are
+    checked after the exchange, and what was computed from them is dropped.
 
     Args:
         tx: The whole chain, with the synchronization and the optimizer in it.
@@ -85,7 +85,12 @@ def skip_nonfinite(
     entry = Entry(_NAME, axis_name, sums=False)
 
     def looked_at(updates, found, **entered):
-        """The gradients, and the word on which ranks agree, with those of all ranks."""
+        """Finds the first non-finite number.
+
+        Returns:
+            The gradients unchanged; the maximum over ranks of a word that is zero if all
+            numbers are finite, and with `report` the words of all ranks, else None.
+        """
         del entered
         wire = Wire.over(axis_name, f"update of {_NAME}")
         sharded.require_sent(updates, _NAME)
