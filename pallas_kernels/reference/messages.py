@@ -190,7 +190,7 @@ def unpack_message(into, received: Received, numbers, *, spec: MessageSpec, how:
     where, values = where.reshape(-1), values.reshape(-1, *shape).astype(into.dtype)
     if not how.replaces:
         return into.at[where].add(values, mode="drop", wrap_negative_indices=False)
-    return into.at[ordered_sums.apart(where, size)].set(
+    return into.at[ordered_sums.unique_places(where, size)].set(
         values, mode="drop", unique_indices=True, wrap_negative_indices=False
     )
 

@@ -16,7 +16,7 @@ none of its turns.
 makes equal ones neighbours, and adds neighbours, a fixed number at a time.
 
 Indices that are left out lie past the end and are dropped. Each is given an index of its
-own there (`apart`), so that no index repeats.
+own there (`unique_places`), so that no index repeats.
 """
 
 from collections.abc import Callable
@@ -37,18 +37,18 @@ _AT_ONCE = 32
 _UNROLLED = 16
 
 
-def apart(places: jax.Array, size: int) -> jax.Array:
+def unique_places(places: jax.Array, size: int) -> jax.Array:
     """The places below `size` as they are, others past the end, distinct in each row.
 
     Args:
         places: int32 [..., k].
         size: How many places there are.
     """
-    behind = lax.broadcasted_iota(jnp.int32, places.shape, places.ndim - 1)
+    outside = lax.broadcasted_iota(jnp.int32, places.shape, places.ndim - 1)
     if size + places.shape[-1] > 2**31 - 1:
         # Where int32 ends, so do they.
-        behind = jnp.minimum(behind, 2**31 - 1 - size)
-    return jnp.where(places < size, places, size + behind)
+        outside = jnp.minimum(outside, 2**31 - 1 - size)
+    return jnp.where(places < size, places, size + outside)
 
 
 def add_unique(total: jax.Array, places: jax.Array, values: jax.Array) -> jax.Array:
@@ -59,7 +59,7 @@ def add_unique(total: jax.Array, places: jax.Array, values: jax.Array) -> jax.Ar
         places: int32 [k]; those of `size` or more are left out.
         values: [k, ...].
     """
-    return total.at[apart(places, len(total))].add(
+    return total.at[unique_places(places, len(total))].add(
         values.astype(total.dtype),
         mode="drop",
         unique_indices=True,

@@ -117,7 +117,7 @@ class AGSparse(SparseScheme):
 
             def add(total, sender, slots, values):
                 units, values = read(sender, slots, values)
-                at = total.at[bits.apart(units, units < plan.width, plan.width)]
+                at = total.at[bits.unique_places(units, units < plan.width, plan.width)]
                 return at.add(values.astype(dtype), mode="drop", unique_indices=True)
 
             total, sent = messages.transmit(

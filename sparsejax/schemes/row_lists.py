@@ -40,7 +40,7 @@ from sparsejax.units import bits
 from sparsejax.units.indices import MOST_NUMBERED
 from sparsejax.units.merging import merge, union
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.stacked import apart, stacked
+from sparsejax.units.stacked import by_table, stacked
 from sparsejax.units.units import wide
 from sparsejax.wire import gathers
 from sparsejax.wire.channels import Channel, Route
@@ -218,8 +218,8 @@ class Lists:
 
         def one(source, total):
             # Rows without a place have indices out of range, which must be unique, too.
-            apart = capacity + lax.iota(jnp.int32, size)
-            at = jnp.where(of_row[source] < capacity, of_row[source], apart)
+            outside = capacity + lax.iota(jnp.int32, size)
+            at = jnp.where(of_row[source] < capacity, of_row[source], outside)
             values = rows[source].astype(dtype)
             return total.at[at].add(values, mode="drop", unique_indices=True)
 
@@ -301,7 +301,7 @@ def gathered(
     )
     heights = [table.shape[0] for table in tables]
     rooms = [wire.ranks * table.capacity for table in tables]
-    found = apart(
+    found = by_table(
         ids, sums, heights, [min(pair) for pair in zip(rooms, heights, strict=True)]
     )
     totals = [RowGrads(*f, t.shape) for f, t in zip(found, tables, strict=True)]

@@ -304,17 +304,17 @@ class _Transmission:
             return carry, as_varying(counts, self.received_axes)
 
         def several(carry, numbers):
-            told = Lengths(numbers)
+            given = Lengths(numbers)
 
             def turn(state):
                 first, carry = state
-                carry, _ = takers[-1](carry, told.of_round(first))
-                return first + told.longest, carry
+                carry, _ = takers[-1](carry, given.of_round(first))
+                return first + given.longest, carry
 
-            more = lambda state: told.need - state[0] > told.longest
+            more = lambda state: given.need - state[0] > given.longest
             _, carry = lax.while_loop(more, turn, (jnp.int32(0), carry))
             finals = [takers[number] for number in ladder.finals]
-            return lax.switch(told.final, finals, carry, numbers)
+            return lax.switch(given.final, finals, carry, numbers)
 
         sides = [nothing, *alone, several]
         start = lax.optimization_barrier(self.start)

@@ -93,7 +93,7 @@ class Owned:
 
         def place(total, owner, slots, values):
             units = self.layout.invert(owner, jnp.minimum(slots, self.layout.width - 1))
-            units = bits.apart(units, slots < self.layout.width, size)
+            units = bits.unique_places(units, slots < self.layout.width, size)
             return total.at[units].set(values, mode="drop", unique_indices=True)
 
         total, sent = messages.transmit(

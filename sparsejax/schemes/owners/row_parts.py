@@ -24,7 +24,7 @@ from sparsejax.schemes.row_lists import Lists
 from sparsejax.units.indices import check_numbered, in_range
 from sparsejax.units.ownership.base import Layout, Ownership
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.stacked import apart, stacked, starts_of
+from sparsejax.units.stacked import by_table, stacked, starts_of
 from sparsejax.wire.collectives import Wire
 
 
@@ -160,4 +160,4 @@ class RowParts:
     def cut(self, slots: jax.Array, sums: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
         """Splits the list of a part into the slots and sums of each table."""
         widths = [table.layout.width for table in self.tables]
-        return apart(slots, sums, widths, [table.owned for table in self.tables])
+        return by_table(slots, sums, widths, [table.owned for table in self.tables])

@@ -24,7 +24,7 @@ from sparsejax.schemes.owners.row_push import RowPush, RowsByOwner
 from sparsejax.schemes.row_lists import Lists
 from sparsejax.units.indices import check_numbered, in_range
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.stacked import apart, stacked, starts_of
+from sparsejax.units.stacked import by_table, stacked, starts_of
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.sizes import Sizes
 
@@ -116,7 +116,7 @@ class _PieceExchange:
         """Splits the list of all tables into the rows of each table's piece."""
         pairs = zip(self.tables, self.heights, strict=True)
         rooms = [min(self.wire.ranks * x.capacity, height) for x, height in pairs]
-        found = apart(slots, sums, self.heights, rooms)
+        found = by_table(slots, sums, self.heights, rooms)
         return [
             RowGrads(ids, rows.reshape(-1, *x.shape[1:]), (height, *x.shape[1:]))
             for (ids, rows), x, height in zip(found, self.tables, self.heights, strict=True)

@@ -37,7 +37,7 @@ from sparsejax.schemes.owners.row_parts import OwnedTable, RowParts
 from sparsejax.units.merging import union
 from sparsejax.units.ownership import Ownership, StripedHash
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.stacked import apart
+from sparsejax.units.stacked import by_table
 from sparsejax.units.units import wide
 from sparsejax.wire import channels
 from sparsejax.wire.collectives import Wire
@@ -149,7 +149,7 @@ class _RowExchange:
         def added_up(rows):
             gathered, _ = self.wire.all_gather(rows)
             total = parts.lists.add_up(of_row, gathered, capacity)
-            found = apart(listed, total.astype(dtype), slots, rooms)
+            found = by_table(listed, total.astype(dtype), slots, rooms)
             return list(map(_padded, tables, found))
 
         # Some columns of all rows at a time: each is summed in the order of the ranks.

@@ -201,7 +201,7 @@ def send_and_add(
 
     def add(into, sender, slots, values):
         start = at_number(starts, sender)
-        at = into.at[bits.apart(slots + start, slots < sizes.width, into.size)]
+        at = into.at[bits.unique_places(slots + start, slots < sizes.width, into.size)]
         return at.add(values, mode="drop", unique_indices=True)
 
     need = jnp.asarray(sizes.top if need is None else need, jnp.int32)

@@ -90,7 +90,7 @@ class LastHop:
         index = (starts[me] * bits.WORD + places + 1).astype(jnp.uint32)
         values = bits.words_of(region.at[places].get(mode="clip")[:, None])
         rows = jnp.concatenate([index[:, None], values], axis=1)
-        run = bits.apart(first + lanes, lanes < counts[me], regions.most)
+        run = bits.unique_places(first + lanes, lanes < counts[me], regions.most)
         listed = jnp.zeros_like(rows).at[run].set(rows, mode="drop", unique_indices=True)
         listed, sent = self.wire.psum(self.wire.per_rank(listed))
         values = bits.rows_of(listed[:, 1:], region.dtype, 1)[:, 0]
