@@ -1,4 +1,4 @@
-"""From a dense vector to its indices by owner, in one read: `compact` and Algorithm 1."""
+"""Divides the non-zero elements of a vector among owners, in one read: Algorithm 1."""
 
 import jax
 
