@@ -99,7 +99,7 @@ def partition(indices, count, seeds, *, memory):
 
     start = parallel, _Serial.empty(parts, memory.serial, waiting)
     parallel, serials = _by_tiles(waiting, again, start, _FEW)
-    return serials.behind(parallel.reshape(parts, slots))
+    return serials.after(parallel.reshape(parts, slots))
 
 
 def _try(parallel, indices, part, waiting, seeds, slots):
@@ -125,7 +125,7 @@ class _Serial(NamedTuple):
         memory = jnp.full((parts, room), EMPTY, jnp.int32)
         return cls(memory, jnp.zeros(parts, jnp.int32), waiting)
 
-    def behind(self, parallel):
+    def after(self, parallel):
         memory = jnp.concatenate([parallel, self.memory], axis=1)
         return Partitioned(memory, self.counts, self.left)
 
@@ -171,7 +171,7 @@ def with_serial(parallel, indices, waiting, seed, serial):
         return _to_serial(serials, found, keys, part, used, used)
 
     start = _Serial.empty(parts, serial, waiting)
-    return _by_tiles(waiting, store, start, _FEW).behind(parallel)
+    return _by_tiles(waiting, store, start, _FEW).after(parallel)
 
 
 def partition_dense(x, seeds, *, memory):

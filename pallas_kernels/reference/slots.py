@@ -99,8 +99,8 @@ def _slots_that_write(words, first, length):
     is_there = (here & 1 != 0) & (rank >= 0) & (rank < length)
     slot = word * WORD + bit
     # The places of slots that are left out are distinct, unless they exceed int32.
-    behind = jnp.minimum(part * (row * WORD) + slot, 2**31 - 1 - parts * length)
-    place = jnp.where(is_there, part * length + rank, parts * length + behind)
+    outside = jnp.minimum(part * (row * WORD) + slot, 2**31 - 1 - parts * length)
+    place = jnp.where(is_there, part * length + rank, parts * length + outside)
     # Filled with a number that no other array has: XLA would share equal arrays, by copies.
     found = jnp.broadcast_to(ends[-1, -1], parts * length)
     found = found.at[place.reshape(-1)].set(
@@ -120,9 +120,9 @@ def _slots_by_words(words, first, length):
     # At most one word that begins before the first slot contains it.
     is_there = (counts > 0) & (ends > first) & (begins < length)
     # The places of words that are left out are distinct, unless they exceed int32.
-    behind = jnp.minimum(part * row + word, 2**31 - 1 - parts * length)
+    outside = jnp.minimum(part * row + word, 2**31 - 1 - parts * length)
     place = part * length + jnp.maximum(begins, 0)
-    place = jnp.where(is_there, place, parts * length + behind)
+    place = jnp.where(is_there, place, parts * length + outside)
     # Not a constant zero: XLA would share equal arrays, by copies.
     nothing = jnp.minimum(ends[-1, -1], 0)
     marks = jnp.broadcast_to(nothing, parts * length)

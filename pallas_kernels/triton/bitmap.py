@@ -127,8 +127,8 @@ def unpack_bitmaps_kernel(
     word = tl.program_id(0) * (FORM.block // 32)
     ranks = table_ptr + (word * FORM.parts + sender) * 2 + 1
     least = tl.load(ranks, mask=sender < FORM.parts, other=last)
-    behind = (sender < FORM.parts) & (word + FORM.block // 32 < FORM.bits)
-    most = tl.load(ranks + FORM.block // 32 * FORM.parts * 2, mask=behind, other=last)
+    has_next = (sender < FORM.parts) & (word + FORM.block // 32 < FORM.bits)
+    most = tl.load(ranks + FORM.block // 32 * FORM.parts * 2, mask=has_next, other=last)
     most = tl.where(sender < FORM.parts, most, -1)
     if (tl.min(least, 0) >= last) | (tl.max(most, 0) < first):
         return

@@ -137,9 +137,9 @@ def clear_message_kernel(
     here = entries_here(tl.load(counts_ptr + part), run, ROOM)
     values = tl.load(run + 4)
     # A word that values fill by half is cleared, too. The number of bytes may exceed int32.
-    behind = values + tl.maximum(here, 0).to(tl.int64) * UNIT // 4
+    values_end = values + tl.maximum(here, 0).to(tl.int64) * UNIT // 4
     word = begin + tl.arange(0, BLOCK)
-    mask = (word < end) & ((word < values) | (word >= behind))
+    mask = (word < end) & ((word < values) | (word >= values_end))
     own = message_ptr + part.to(tl.int64) * stride
     tl.store(own + word, tl.zeros_like(word), mask=mask)
 
@@ -190,9 +190,9 @@ def pack_message_kernel(
         # The interpreter sums in 64 bits, of which the upper ones must be dropped.
         sums = tl.cumsum(mark, 0).to(tl.int64).to(tl.int32)
         before = tl.gather(word, tl.maximum(number - 1, 0), 0)
-        behind = tl.gather(word, tl.minimum(number + 1, FORM.block - 1), 0)
+        following = tl.gather(word, tl.minimum(number + 1, FORM.block - 1), 0)
         is_first = (number > 0) & (before != word)
-        is_last = (rank + 1 == here) | (number + 1 == FORM.block) | (behind != word)
+        is_last = (rank + 1 == here) | (number + 1 == FORM.block) | (following != word)
         string = own + tl.load(run + 2)
         tl.atomic_add(string + word, sums, mask=there & is_last, sem="relaxed")
         tl.atomic_add(string + word, mark - sums, mask=there & is_first, sem="relaxed")
@@ -271,11 +271,11 @@ def unpack_message_kernel(
     there = there & (unit >= 0) & (unit < FORM.size)
     unit = unit.to(tl.int64)
     # A piece with values alone begins with the value of its first entry.
-    behind = values_ptr + sender.to(tl.int64) * tl.load(sizes_ptr + 1)
+    own_values = values_ptr + sender.to(tl.int64) * tl.load(sizes_ptr + 1)
     begins = tl.load(run + 4).to(tl.int64)
     if tl.load(sizes_ptr + 4) != 0:
         begins = -(first.to(tl.int64) // 4 * FORM.unit)
-    values = values_at(behind + begins, FORM)
+    values = values_at(own_values + begins, FORM)
     kind: tl.constexpr = into_ptr.dtype.element_ty
     if FORM.width == 1:
         value = tl.load(values + rank, mask=there, other=0).to(kind)

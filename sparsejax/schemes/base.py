@@ -86,12 +86,12 @@ class Traffic(NamedTuple):
         return self.push.payload + self.pull.payload
 
     def as_one(self) -> jax.Array:
-        """All numbers as one array, float32 [numbers]; see `of_one`."""
+        """Returns all numbers as one array, float32 [numbers]; see `of_one`."""
         return jnp.stack(jax.tree.leaves(self))
 
     @classmethod
     def of_one(cls, numbers: jax.Array) -> "Traffic":
-        """The inverse of `as_one`, for numbers along the last axis."""
+        """Inverts `as_one`, for numbers along the last axis."""
         each = [numbers[..., i] for i in range(numbers.shape[-1])]
         size = len(Stage._fields)
         push, pull, rest = each[:size], each[size : 2 * size], each[2 * size :]
@@ -105,7 +105,7 @@ class Reduced(NamedTuple):
         total: The sum over the ranks, in x's shape and dtype.
         left: What this rank left out of the total, or None where nothing is left out.
         state: The scheme's next state.
-        traffic: What was sent for it.
+        traffic: The traffic of this sum.
 
     Example:
         >>> class Psum(sparsejax.schemes.AllReduce):
@@ -127,7 +127,7 @@ class SummedRows(NamedTuple):
 
     Attributes:
         totals: For each table rows of distinct ids: all that any rank listed, no others.
-        traffic: What was sent for all of them.
+        traffic: The traffic of all sums.
     """
 
     totals: list[RowGrads]
@@ -258,7 +258,7 @@ class LossyScheme(Scheme):
     selects: bool = True
 
     def suits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the scheme sums a leaf of this shape; others are summed densely."""
+        """Returns whether the scheme sums leaves of a shape; others are summed densely."""
         del shape
         return True
 

@@ -142,7 +142,7 @@ class RowGrads:
 
         Args:
             table: An array of the shape of the table.
-            name: What the rows are, for the message if they do not fit.
+            name: The name of the rows, for the error if they do not fit.
         """
         self.check(name)
         if self.shape != jnp.shape(table):

@@ -68,8 +68,8 @@ class SparseTensor:
         shared: Whether all ranks have the same indices in the same order, none of them
             twice. Then only values are sent.
         origin: The indices that the sparsifier made, by which `check` finds changed ones.
-        distinct: Whether no index occurs twice, but for unused entries. Then summing needs
-            no sort on GPUs.
+        distinct: Whether indices are distinct, except those of unused entries. Then summing
+            needs no sort on GPUs.
         coded: The values in few bits, where a sparsifier has rounded them. A scheme that
             sends a rank's own entries may send these.
 

@@ -118,7 +118,7 @@ def in_branches(form: Form, sources: int, fold: Any) -> bool:
     Args:
         form: The offsets of the parts of a message.
         sources: The number of messages received.
-        fold: What is made of the entries.
+        fold: The fold of the entries.
     """
     if fold.into is None or not fold.into.is_known:
         return False
@@ -152,7 +152,7 @@ def spec_of(form: Form, fold: Any, at: int, bitmaps: bool = False) -> MessageSpe
 
     Args:
         form: The offsets of the parts of a message.
-        fold: What is made of the entries.
+        fold: The fold of the entries.
         at: The offset in `numbers` of the numbers of these messages.
         bitmaps: Whether the messages are unpacked in the order of the array.
     """
@@ -264,7 +264,7 @@ def unpack_piece(
         head: The first pieces of the messages.
         words: uint32 [senders, words], this piece of each message.
         numbers: int32 [numbers], as returned by `run_of`.
-        fold: What is made of the entries.
+        fold: The fold of the entries.
         carry: The result so far.
     """
     if piece.first == piece.last:
@@ -283,7 +283,7 @@ def unpack(
         form: The offsets of the parts of a message.
         message: uint32 [senders, words], the messages.
         numbers: int32 [numbers], as returned by `run_of`.
-        fold: What is made of the entries.
+        fold: The fold of the entries.
         carry: The result so far.
         at: The offset in `numbers` of the numbers of these messages.
     """

@@ -40,7 +40,7 @@ Permutation = tuple[tuple[int, int], ...]
 
 
 def byte_count(x: jax.Array) -> int:
-    """The bytes of an array."""
+    """Returns the bytes of an array."""
     return x.size * x.dtype.itemsize
 
 
@@ -189,7 +189,7 @@ class Wire:
         return travelling(dtype, self.dtype)
 
     def dense_bytes(self, size: int, dtype: jax.typing.DTypeLike) -> float:
-        """The bytes that one rank sends for `all_reduce` of `size` numbers."""
+        """Returns the bytes that one rank sends in `all_reduce` of `size` numbers."""
         return all_reduce_cost(size, dtype, self.dtype, self.ranks)
 
     def per_rank(self, tree):

@@ -1,6 +1,6 @@
 """Sends sets of units with their values, in messages of one of a few sizes.
 
-What goes over the wire is one uint32 buffer a message, so one collective:
+A message is one uint32 buffer, so that it is sent by one collective:
 
     header   1 word: the number of entries of the part, in all rounds
     string   the bit string of the high bits of each slot, or the bitmap
@@ -53,7 +53,7 @@ from sparsejax.wire.sizes import sender
 
 
 class Fold(NamedTuple):
-    """What is made of the entries received: a start value and a function that adds some.
+    """A fold of the entries received: a start value, and a function that adds entries.
 
     Attributes:
         start: The result if no entry is received.
@@ -92,7 +92,7 @@ def transmit(
         slots: The slots of each part that this rank sends.
         source: The values of the slots.
         need: int32 [], the entries of the fullest part of all ranks, equal on all ranks.
-        fold: What is made of the entries received.
+        fold: The fold of the entries received.
         typical: float32 [k], equal on all ranks: the counts from which the payload is
             computed; if None, the counts in the headers of the messages received.
 
@@ -139,7 +139,7 @@ class _Transmission:
         channel: The channel that sends the messages.
         slots: The slots of each part that this rank sends.
         source: The values of the slots.
-        fold: What is made of the entries received.
+        fold: The fold of the entries received.
         axes: The mesh axes over which messages vary.
     """
 

@@ -46,7 +46,7 @@ class Correction(NamedTuple):
         Args:
             together: The arrays.
             levels: Their thresholds, as keys.
-            selected: What these select.
+            selected: The selections by these thresholds.
             wanted: int32 [arrays], k of each.
             shards: The shards of the arrays.
 

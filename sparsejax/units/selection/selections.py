@@ -91,8 +91,8 @@ class Arrays:
         """Selects the elements of each array whose keys are at least its threshold's."""
         pairs = zip(self.arrays, keys, strict=True)
         words, counts = zip(*(magnitudes.at_least(x, key) for x, key in pairs), strict=True)
-        behind = jnp.zeros(max(self.words) - self.words[-1], jnp.uint32)
-        return Selection(jnp.concatenate([*words, behind]), jnp.stack(counts))
+        spare = jnp.zeros(max(self.words) - self.words[-1], jnp.uint32)
+        return Selection(jnp.concatenate([*words, spare]), jnp.stack(counts))
 
     def corrected(
         self,
