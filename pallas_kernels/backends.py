@@ -10,8 +10,8 @@ The backend is that of the operation's argument; else that of the context `use_k
 else that of the environment variable SPARSEJAX_KERNELS; else "auto". It is determined at
 trace time, so a compiled function keeps the backend with which it was compiled.
 
-Kernels may be called inside `jax.shard_map`. JAX cannot batch (`vmap`) or differentiate
-them, but it can the reference.
+Kernels may be called inside `jax.shard_map`. JAX can batch (`vmap`) and differentiate only
+the reference.
 
 A backend that is named but cannot run here raises an error with the reason. An operation
 for which a backend has no kernel is computed by the reference, unless the backend was the

@@ -16,9 +16,9 @@ that its bytes no longer matter.
 On GPUs each round, and each decision for another one, waits for the host, so a second round
 is taken only for entries beyond the top rung. The top rung therefore holds a sixth of the
 array, or a 32nd of what goes to owners. Rungs near it differ by an eighth, which wastes 6%.
-Buffers are as large as the top rung, whatever is sent; where Pallas or Triton kernels
-unpack, they are as large as one piece of a message. The bottom rung is where all messages
-of a rank take 64 KB together.
+Buffers are as large as the top rung, whatever is sent; where Triton kernels unpack, they
+are as large as one piece of a message. The bottom rung is where all messages of a rank take
+64 KB together.
 
 Two alternatives were worse. A ladder whose branches hold the whole exchange compiled in
 13 s with five rungs. Rounds of one fixed size waste most of a round at low density, or need
@@ -69,7 +69,7 @@ _CLOSE, _NEAR = 2 ** (1 / 6), 3
 _FINAL = 1.38
 # Bounds for the entries of a part that are packed at a time, and for the numbers of their
 # values: a tile fits the caches, and hides the overhead of a loop's turn. Fewer parts have
-# larger tiles, since a step packs at least one tile of each part, however little it sends.
+# larger tiles, since a step with few entries still packs one whole tile of each part.
 _LEAST_TILE, _TILES = 1 << 13, 1 << 17
 _TILE_NUMBERS = 1 << 16
 

@@ -22,11 +22,11 @@ the sides of a switch: nothing, one message of one of the sizes, or, where the n
 the longest, rounds of the longest and one message for the rest. For arrays of numbers it
 may branch before that over the ways in which messages are unpacked (`at_once.groups`).
 
-Where Pallas or Triton kernels pack and unpack, the branch of each size does so itself: a
-kernel is compiled once for all sizes, and no buffer needs room for the longest message. A
-long message that goes to all ranks is then sent in pieces: its header, string and lanes
-first, then runs of its values. A piece is unpacked before the next is sent, so only one
-piece is in memory. The bytes sent are those of the whole message.
+Where Triton kernels pack and unpack, the branch of each size does so itself: a kernel is
+compiled once for all sizes, and no buffer needs room for the longest message. A long
+message that goes to all ranks is then sent in pieces: its header, string and lanes first,
+then runs of its values. A piece is unpacked before the next is sent, so only one piece is
+in memory. The bytes sent are those of the whole message.
 """
 
 import dataclasses
