@@ -1,6 +1,6 @@
 """Kernels for sparse gradients. `reference` defines what each computes.
 
-Depends on JAX alone and knows nothing of networks, so it can be used by itself.
+The package depends only on JAX and has no communication, so it can be used alone.
 """
 
 from pallas_kernels.backends import use_kernels as use_kernels

@@ -1,22 +1,22 @@
-"""Which backend computes an operation: the one file that decides.
+"""The choice of the backend that computes an operation.
 
     reference   plain XLA, everywhere
-    pallas      Pallas, through its Triton backend, on GPUs of NVIDIA
-    triton      Triton, on the same
+    pallas      Pallas, through its Triton backend, on NVIDIA GPUs
+    triton      Triton, on NVIDIA GPUs
     auto        Triton where it was measured to be faster than plain XLA on this kind of
                 device (`winners.json`); reference elsewhere
 
-Asked for as an argument of the operation; else by `use_kernels`, as a context; else by the
-variable SPARSEJAX_KERNELS; else it is "auto". The question is asked when a function is
-traced, so a compiled function keeps what it was compiled with.
+The backend is that of the operation's argument; else that of the context `use_kernels`;
+else that of the environment variable SPARSEJAX_KERNELS; else "auto". It is determined at
+trace time, so a compiled function keeps the backend with which it was compiled.
 
-Kernels may stand inside `jax.shard_map`. JAX cannot batch them (`vmap`) nor differentiate
-them; the reference it can.
+Kernels may be called inside `jax.shard_map`. JAX can batch (`vmap`) and differentiate only
+the reference.
 
-A backend that is named and cannot run here raises and says why. An operation that a backend
-has no kernel for is computed by reference, except where the operation itself was given the
-name. With "auto" what cannot run is passed over, and under `vmap` the reference computes;
-to differentiate, ask for the reference.
+A backend that is named but cannot run here raises an error with the reason. An operation
+for which a backend has no kernel is computed by the reference, unless the backend was the
+operation's own argument, which raises. With "auto" backends that cannot run are skipped,
+and under `vmap` the reference is used; to differentiate, name the reference.
 
 | backend | JAX 0.10 | JAX 0.11 | JAX 0.12 |
 | --- | --- | --- | --- |
@@ -46,11 +46,11 @@ from pallas_kernels.types import as_varying, varying_axes, without_types
 
 BACKENDS = ("reference", "pallas", "triton")
 VARIABLE = "SPARSEJAX_KERNELS"
-# Of an H200, which is what there is to compile for where there is no GPU.
+# The compute capability of an H200, for which kernels are compiled without a GPU.
 COMPUTE_CAPABILITY = 90
-# Of JAX, without one of which it sees no GPU of NVIDIA.
+# The plugins of JAX, without one of which it sees no NVIDIA GPU.
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-# Of Ampere GPUs, from which on XLA and Triton compile kernels of Triton.
+# That of Ampere GPUs, the oldest for which XLA and Triton compile Triton kernels.
 LEAST_CAPABILITY = 8.0
 
 
@@ -59,7 +59,7 @@ class _Asked:
     name: str
     interpret: bool = False
     compile_only: bool = False
-    prefers: str | None = None  # of "auto", where it runs
+    prefers: str | None = None  # the backend that "auto" takes, if it can run
 
 
 _asked: contextvars.ContextVar[_Asked | None] = contextvars.ContextVar(
@@ -99,9 +99,9 @@ def use_kernels(
 
 @contextlib.contextmanager
 def auto_prefers(backend: str) -> Iterator[None]:
-    """With "auto" operations inside are computed by this backend, where it has them.
+    """Sets the backend that "auto" prefers inside the context, where it has a kernel.
 
-    For operations that belong together: which was the fastest is known of each by itself.
+    It is for operations that belong together, since each was only measured alone.
     """
     with _asking(dataclasses.replace(_resolve(None), prefers=backend)):
         yield
@@ -119,14 +119,14 @@ def _asking(asked):
 def run(
     operation: str, named: str | None, kernels: dict[str, Callable], size: int, *operands
 ):
-    """Computes an operation by the backend that is asked for.
+    """Computes an operation by the backend that was asked for.
 
     Args:
-        operation: Its name.
-        named: The backend that its caller named, if any.
-        kernels: As of `kernels`.
-        size: How many elements there are to go over; what is fastest depends on it.
-        *operands: Pytrees of its arrays.
+        operation: The name of the operation.
+        named: The backend that its caller named, or None.
+        kernels: The function of each backend, as returned by `kernels`.
+        size: The number of elements to process, on which the fastest backend depends.
+        *operands: Pytrees of arrays.
     """
     asked, name = _resolve(named), chosen(operation, named, kernels, size)
     if name not in kernels:
@@ -134,14 +134,14 @@ def run(
         raise BackendError(
             f"{operation} has no kernel in the backend {name!r}; it has {has}."
         )
-    if name == "reference" or size == 0:  # a launch needs something to go over
+    if name == "reference" or size == 0:  # a launch needs at least one element
         return kernels["reference"](*operands)
     if asked.name != "auto" and (reason := why_not(dataclasses.replace(asked, name=name))):
         raise BackendError(reason)
     kernel = kernels[name]
     if name == "pallas":
         kernel = functools.partial(kernel, interpret=asked.interpret)
-    # A kernel knows nothing of the axes over which its operands vary inside shard_map.
+    # Kernels have no VMA types, so those of operands are removed, and added to results.
     arrays, tree = jax.tree.flatten(operands)
     axes = frozenset[str]().union(*map(varying_axes, arrays))
     arrays = without_types(arrays, axes)
@@ -161,7 +161,7 @@ def run(
 
 
 def chosen(operation: str, named: str | None, kernels: Container[str], size: int) -> str:
-    """The backend that computes an operation of which some backends have kernels."""
+    """Returns the backend that computes an operation for which some have kernels."""
     asked = _resolve(named)
     name = asked.name
     if name == "auto":
@@ -173,7 +173,7 @@ def chosen(operation: str, named: str | None, kernels: Container[str], size: int
 
 
 def _batched_by(reference, function):
-    """The function; under `vmap` the reference instead."""
+    """Wraps a function so that `vmap` batches the reference instead."""
     function = jax.custom_batching.custom_vmap(function)
 
     @function.def_vmap
@@ -193,13 +193,13 @@ def kernels(
     triton: str | None = None,
     **static: Any,
 ) -> dict[str, Callable]:
-    """The function of each backend that computes an operation.
+    """Returns the function of each backend that computes an operation.
 
     Args:
-        reference: The one in plain XLA. Those of other backends have its name.
-        pallas: In which file Pallas' is, if there is one; it takes `interpret`.
-        triton: In which file Triton's is, if there is one.
-        **static: What all are called with, beside operands.
+        reference: The function in plain XLA. Those of other backends have the same name.
+        pallas: The file of the Pallas kernel, or None; its function takes `interpret`.
+        triton: The file of the Triton kernel, or None.
+        **static: Keyword arguments of all functions, beside the operands.
     """
     files = {"pallas": pallas, "triton": triton}
     found = {
@@ -214,7 +214,7 @@ def kernels(
 
 
 def _kernel(module, operation):
-    """A function of a module that is imported when it is called."""
+    """Returns a function that imports its module when it is called."""
 
     def call(*operands, **how):
         return getattr(importlib.import_module(module), operation)(*operands, **how)
@@ -224,7 +224,7 @@ def _kernel(module, operation):
 
 
 def why_not(asked: str | _Asked) -> str | None:
-    """Why a backend cannot run here, as a sentence; None if it can."""
+    """Returns why a backend cannot run here, as a sentence; None if it can."""
     asked = _Asked(asked) if isinstance(asked, str) else asked
     if asked.name in ("auto", "reference"):
         return None
@@ -261,7 +261,10 @@ def why_not(asked: str | _Asked) -> str | None:
 
 
 def compute_capability() -> int:
-    """What Triton is to compile for, as 90: the GPU that is here, unless none need be."""
+    """Returns the compute capability for Triton, such as 90, of the first GPU.
+
+    With `compile_only` it is `COMPUTE_CAPABILITY`, without a GPU.
+    """
     asked = _asked.get()
     if asked and asked.compile_only:
         return COMPUTE_CAPABILITY
@@ -270,9 +273,9 @@ def compute_capability() -> int:
 
 @functools.cache
 def _missing(name):
-    """Why a backend cannot be imported, as a sentence; None if it can."""
+    """Returns why a backend cannot be imported, as a sentence; None if it can."""
     if name == "triton":
-        # By its name: it asks this module what to compile for.
+        # Imported by name, since that module imports this one.
         needs = importlib.import_module("pallas_kernels.triton.launch").missing()
     else:
         needs = _missing_of_pallas()
@@ -309,7 +312,7 @@ def _check(name, what):
 
 
 def _winner(operation, size, kernels):
-    """The fastest backend measured on this kind of device, at the nearest size below."""
+    """Returns the fastest backend measured on this kind of device, for the size below."""
     for device in _cuda_devices():
         best = "reference"
         for row in _winners().get(device.device_kind, {}).get(operation, []):
@@ -321,7 +324,7 @@ def _winner(operation, size, kernels):
 
 @functools.cache
 def _winners():
-    """By device and operation, rows of a size and what was fastest there, ascending."""
+    """Returns, by device and operation, rows of size and fastest backend, by size."""
     path = resources.files("pallas_kernels") / "winners.json"
     return json.loads(path.read_text())
 

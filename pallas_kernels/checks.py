@@ -1,4 +1,4 @@
-"""What arguments must be, before anything is launched. Messages name the fix."""
+"""Checks of arguments before a launch. Their messages name the fix."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ LIMIT = 2**31
 
 
 def vector(name: str, x: Any) -> None:
-    """A vector that int32 can number."""
+    """Raises unless x is a vector whose elements int32 can number."""
     shape = list(jnp.shape(x))
     if len(shape) != 1:
         raise KernelArgumentError(
@@ -26,7 +26,7 @@ def vector(name: str, x: Any) -> None:
 
 
 def floats(name: str, x: Any) -> None:
-    """A vector of floating numbers."""
+    """Raises unless x is a vector of a floating dtype."""
     vector(name, x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise KernelArgumentError(
@@ -35,7 +35,7 @@ def floats(name: str, x: Any) -> None:
 
 
 def integers(name: str, x: Any) -> None:
-    """A vector of int32."""
+    """Raises unless x is a vector of int32."""
     vector(name, x)
     if x.dtype != jnp.int32:
         raise KernelArgumentError(
@@ -44,7 +44,7 @@ def integers(name: str, x: Any) -> None:
 
 
 def words(name: str, x: Any) -> None:
-    """A vector of uint32 whose bits int32 can number."""
+    """Raises unless x is a vector of uint32 whose bits int32 can number."""
     vector(name, x)
     if x.dtype != jnp.uint32:
         raise KernelArgumentError(f"{name} must be uint32, got {x.dtype}.")
@@ -55,7 +55,7 @@ def words(name: str, x: Any) -> None:
 
 
 def positive(name: str, value: Any, why: str = "") -> None:
-    """A Python int of at least 1."""
+    """Raises unless the value is a Python int of at least 1."""
     if isinstance(value, jax.Array):
         raise KernelArgumentError(
             f"{name} decides what is compiled, so it must be a Python int, and not traced; "
@@ -66,7 +66,7 @@ def positive(name: str, value: Any, why: str = "") -> None:
 
 
 def entries(values: Any, keys: Any, name: str) -> None:
-    """A value, or a row of values, for each key."""
+    """Raises unless there is a value, or a row of values, for each key."""
     if values.shape[:1] != keys.shape:
         raise KernelArgumentError(
             f"values of shape {list(values.shape)} do not fit {keys.shape[0]} {name}."
@@ -74,7 +74,7 @@ def entries(values: Any, keys: Any, name: str) -> None:
 
 
 def places(what: str, count: int) -> None:
-    """So many places that int32 can number them."""
+    """Raises if there are more places than int32 can number."""
     if count >= LIMIT:
         raise KernelArgumentError(
             f"{what} are {count:,} places, more than int32 can number."

@@ -1,4 +1,4 @@
-"""What the kernels raise. Each message names the argument, the value and the fix."""
+"""The errors of the kernels. Each message names the argument, the value and the fix."""
 
 
 class KernelError(Exception):

@@ -1,8 +1,8 @@
 """MurmurHash3 of 32-bit keys, and the seeds that all ranks use.
 
-A hash decides who owns a unit and where it is put, so ranks that hash with other seeds lose
-entries without noticing. Seeds are therefore drawn from one Python number, the same on all
-ranks when the program is built, and never from what a rank has.
+A hash determines the owner of a unit and its place, so ranks with different seeds would
+lose entries without noticing. Seeds are therefore drawn from one Python number, which is
+the same on all ranks when the program is traced, and never from the data of a rank.
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ from pallas_kernels.errors import KernelArgumentError
 
 
 def mix32(x: Any, seed: Any) -> Any:
-    """MurmurHash3 of one 32-bit key, for NumPy and JAX arrays of uint32.
+    """Computes MurmurHash3 of 32-bit keys, for NumPy and JAX arrays.
 
     Args:
-        x: The keys.
+        x: uint32, the keys.
         seed: A Python number, or uint32 that broadcasts against x.
     """
     if isinstance(seed, int):
@@ -37,7 +37,7 @@ def draw_seeds(count: int, seed: int = 0) -> np.ndarray:
 
     Args:
         count: The number of seeds. `partition` takes one more than it has hashes for slots.
-        seed: Which seeds; the same on all ranks.
+        seed: The number from which seeds are drawn; the same on all ranks.
 
     Returns:
         uint32 [count].
@@ -55,6 +55,6 @@ def draw_seeds(count: int, seed: int = 0) -> np.ndarray:
 
 
 def place(keys: Any, seed: Any, places: int) -> Any:
-    """A place in [0, places) for each key of int32, as int32."""
+    """Hashes int32 keys to places in [0, places), as int32."""
     hashed = mix32(keys.astype(np.uint32), seed)
     return (hashed % np.uint32(places)).astype(jnp.int32)

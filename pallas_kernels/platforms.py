@@ -1,9 +1,9 @@
-"""Which platform a program is traced for, where the mesh says so.
+"""The platform for which a program is traced, if the mesh tells.
 
-`lax.platform_dependent` traces all that it chooses among, and what the platform does not
-take is dropped when the program is lowered. Inside `jax.shard_map` over devices, real or
-described, their platform is known before, and nothing else is traced: half of an exchange.
-A program that is traced over the devices of one platform is not for another.
+`lax.platform_dependent` traces all its alternatives, and drops those of other platforms
+when the program is lowered. Inside `jax.shard_map` over devices, real or only described,
+their platform is known at trace time, and only its alternative is traced, which is half of
+an exchange. A program that is traced for one platform cannot be lowered for another.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 
 
 def traced_for() -> str | None:
-    """Returns the platform of the mesh that is being traced for; None if none says."""
+    """Returns the platform of the current mesh; None if it is unknown."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return getattr(device, "platform", None)
 
@@ -34,31 +34,31 @@ def described(platform: str) -> AbstractContextManager[Any]:
 
 
 class Policy(NamedTuple):
-    """How a program that is traced for a platform divides its work; results are equal.
+    """The choices by which a program is adapted to a platform; results are equal.
 
-    On CPUs a loop in a kernel costs what it computes, and XLA makes vectors of what is
-    simple. Elsewhere each operation is a launch, and the host waits for each number that a
-    program looks at. A TPU also writes what a scatter is given one after another, and keeps
-    rows as wide as its vectors.
+    On CPUs a loop costs only what it computes, and XLA vectorizes simple code. On other
+    platforms each operation is a launch, and the host waits for each number on which a
+    program branches. A TPU also performs the updates of a scatter one after another, and
+    pads rows to the width of its vectors.
 
     Attributes:
-        at_once: Whether a stage works on whole arrays, in few operations, and no loop's
-            length is data. Else it walks over what there is, or searches for it.
-        lanes: Numbers side by side that are joined before they are looked at: a vector
-            on CPUs; elsewhere a second look would be a second kernel.
-        fused: Steps, one after another, that may be one kernel, in which each does all
-            those before it again: on CPUs none.
-        scatters: Whether a set is listed by a scatter with an update for each unit, or each
-            word of them: those that are present write themselves; else it is searched.
-        numbers: Whether single numbers are worth listing, which takes an index, and an
-            update of a scatter, for each; else they are summed densely.
-        row: To how many numbers a row of a table is padded in memory; 1 if it is not.
-        flags: Up to how many rows of a table for each id that is listed flags of all rows
-            are faster than a sort of the ids. On two CPU cores they are level at 300; a
-            flag is a byte, so this also bounds their memory by that of the rows listed.
-        overhead: Bytes that must be saved for entries to be sent at all. On GPUs an
-            exchange of entries launches and waits for 0.23 ms more than a dense sum does
-            (`make device`), in which a link of 25 Gbit/s sends as many bytes.
+        at_once: Whether a stage works on whole arrays, in few operations, without loops
+            whose length is data. If not, it loops over the entries, or searches for them.
+        lanes: The number of neighbouring numbers that are combined before they are tested:
+            a vector on CPUs; elsewhere 1, since a second step would be a second kernel.
+        fused: The most successive steps that may be fused into one kernel, in which each
+            step recomputes all earlier ones: none on CPUs.
+        scatters: Whether a set is listed by a scatter with an update for each unit, or for
+            each word of units, that is present. If not, the set is searched.
+        numbers: Whether single numbers are worth listing, which takes an index and a
+            scatter update for each. If not, they are summed densely.
+        row: The multiple to which rows of a table are padded in memory; 1 if they are not.
+        flags: The most rows of a table, for each listed id, for which flags of all rows are
+            faster than a sort of the ids. On two CPU cores both are level at 300. A flag is
+            a byte, so this also bounds their memory by that of the listed rows.
+        overhead: The bytes that entries must save to be sent at all. On GPUs an exchange of
+            entries takes 0.23 ms more than a dense sum, for launches and waits
+            (`make device`). In that time a link of 25 Gbit/s sends this many bytes.
     """
 
     at_once: bool
@@ -81,7 +81,7 @@ _BY_PLATFORM = {
 
 
 def policy() -> Policy:
-    """Returns the policy of the platform that is traced for; that of CPUs if none is."""
+    """Returns the policy of the platform that is traced for; that of CPUs if unknown."""
     return _BY_PLATFORM.get(traced_for(), _GPUS)
 
 
@@ -91,13 +91,13 @@ def by_platform(
     default: Callable[..., Any],
     tpu: Callable[..., Any] | None = None,
 ) -> Any:
-    """Calls the function that suits the platform.
+    """Calls the function for the platform.
 
     Args:
-        *operands: What it is called with.
-        cpu: That for CPUs.
-        default: That for all others.
-        tpu: That for TPUs; `default` if None.
+        *operands: The operands of the function.
+        cpu: The function for CPUs.
+        default: The function for all other platforms.
+        tpu: The function for TPUs; `default` if None.
     """
     own = {"cpu": cpu} | ({} if tpu is None else {"tpu": tpu})
     platform = traced_for()
@@ -109,19 +109,19 @@ def by_platform(
 def alone(
     count: jax.Array, function: Callable[[], Any], cond: Callable[..., Any] = lax.cond
 ) -> Any:
-    """Computes a function in kernels of its own, where XLA:CPU would not.
+    """Computes a function in kernels of its own, where XLA:CPU would fuse it.
 
-    XLA:CPU makes one loop of a gather, of all that computes its indices and of all that is
-    done with its result: no part of that is vectorized, and an entry takes 50 ns where it
-    takes 5 in three loops. An index that is used twice is computed twice, from arrays that
-    are kept for it; and an array that is read in several such loops is copied before it is
-    written. A branch that is always taken keeps them separate: that a count is never
-    negative is more than XLA sees.
+    XLA:CPU fuses a gather with the computation of its indices and with the uses of its
+    result into one loop. No part of that loop is vectorized, and an entry takes 50 ns,
+    where it takes 5 ns in three loops. An index that is used twice is computed twice, from
+    arrays that are kept for it, and an array that is read in several such loops is copied
+    before it is written. A branch that is always taken prevents the fusion: XLA cannot
+    infer that a count is never negative.
 
     Args:
-        count: What is computed while the program runs, and is never negative.
-        function: Returns arrays.
-        cond: What chooses, where arrays may vary over the axes of a mesh.
+        count: A traced number that is never negative.
+        function: A function without arguments that returns arrays.
+        cond: The `cond` to use, where arrays may vary over mesh axes.
     """
     like = jax.eval_shape(function)
     zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
@@ -131,5 +131,5 @@ def alone(
 def alone_on_cpus(
     count: jax.Array, function: Callable[[], Any], cond: Callable[..., Any] = lax.cond
 ) -> Any:
-    """`alone` in a program that may be for another platform, where nothing is gained."""
+    """Applies `alone` on CPUs; on other platforms it just calls the function."""
     return by_platform(cpu=lambda: alone(count, function, cond), default=function)

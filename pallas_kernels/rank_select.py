@@ -1,15 +1,15 @@
-"""Sets of units as packed bits, searched by rank: what `reference` is made of.
+"""Rank and select on sets of units as packed bits, on which `reference` is built.
 
-A set of units is held as packed bits: unit `i` is bit `i % 32` of word `i // 32`. Packing
-is one pass over the data; after it every step touches a thirty-second of it. The i-th
-element of the set is found without a sort or a scan of the data: count the bits of every
-word, add the counts up inside rows of words and over the rows, find the row that holds rank
-i, then the word by halving and the bit by five halvings.
+A set of units is stored as packed bits: unit `i` is bit `i % 32` of word `i // 32`. Packing
+is one pass over the data; each later step reads a thirty-second of it. The i-th element of
+the set is found without a sort or a scan of the data: popcounts of all words and their
+prefix sums, inside rows of words and over the rows, give the row that has rank i; then the
+word is found by halving the row, and the bit by halving the word five times.
 
-The rows of all ranks that are searched at once are found in one pass over the rows. So rows
-are short where many ranks are searched, down to a word, and long where few are.
+The rows of all ranks of one search are found in one pass over the rows. So rows are short,
+down to one word, if many ranks are searched, and long if few are.
 
-Bits are tested, not values: XLA on CPUs takes denormals for zero in `x != 0`, and a
+Bits are tested, not values: XLA on CPUs treats denormals as zero in `x != 0`, and a
 lossless scheme may not lose them. NaN counts as non-zero, -0.0 as zero.
 """
 
@@ -26,18 +26,18 @@ from pallas_kernels.types import untyped
 
 
 WORD = 32
-# Words in the longest row of the rank index: 16 to 64 run equally fast on CPUs, 16 compiles
-# fastest.
+# The words of the longest row of a rank index: 16 to 64 are equally fast on CPUs, and 16
+# compiles fastest.
 ROW = 16
 
 
 class RankIndex(NamedTuple):
-    """Packed bits, with the counts that find the bit of a given rank.
+    """Packed bits, with the prefix sums by which the bit of a given rank is found.
 
     Attributes:
-        words: uint32 [rows * row], the bits, zeros after the last.
-        inside: int32 [rows * row], bits in the row up to and with this word.
-        row_end: int32 [rows], bits up to and with this row.
+        words: uint32 [rows * row], the bits, padded with zeros.
+        inside: int32 [rows * row], the bits of the row up to and including each word.
+        row_end: int32 [rows], the bits up to and including each row.
     """
 
     words: jax.Array
@@ -46,7 +46,7 @@ class RankIndex(NamedTuple):
 
     @property
     def row(self) -> int:
-        """How many words a row has."""
+        """The number of words of a row."""
         return self.words.size // max(self.row_end.size, 1)
 
 
@@ -72,7 +72,7 @@ def pack(flags: jax.Array) -> jax.Array:
 
 
 def unpack(words: jax.Array) -> jax.Array:
-    """Inverse of `pack`: uint32 [..., n] to booleans [..., 32 * n]."""
+    """Unpacks uint32 [..., n] to booleans [..., 32 * n]; inverts `pack`."""
     shifts = lax.iota(jnp.uint32, WORD)
     flags = (words[..., None] >> shifts) & 1
     return flags.reshape(*words.shape[:-1], words.shape[-1] * WORD) != 0
@@ -84,13 +84,13 @@ def rank_index(words: jax.Array, *, lanes: int = 0) -> RankIndex:
     """Counts the bits of uint32 [n], so that `select` can find the bit of a rank.
 
     Args:
-        words: The bits.
-        lanes: How many ranks will be searched at a time; it decides on the rows.
+        words: uint32 [n], the bits.
+        lanes: The number of ranks of one search, which determines the length of rows.
     """
     row = next((r for r in (1, 2, 4, 8) if words.size <= 2 * r * lanes), ROW)
     words = jnp.pad(words, (0, -words.size % row))
     counts = lax.population_count(words).astype(jnp.int32).reshape(-1, row)
-    # The barriers keep XLA from counting again in every step of the search.
+    # Without the barriers XLA would recompute the counts in each step of the search.
     words, inside = lax.optimization_barrier((words, running_sum(counts)))
     row_end = lax.optimization_barrier(running_sum(inside[:, -1]))
     return RankIndex(words, inside.reshape(-1), row_end)
@@ -99,17 +99,17 @@ def rank_index(words: jax.Array, *, lanes: int = 0) -> RankIndex:
 @untyped
 @functools.partial(jax.jit, static_argnames="length")
 def select(index: RankIndex, first: jax.Array, *, length: int) -> jax.Array:
-    """Finds, for each of a few runs of ranks, the positions of the bits of those ranks.
+    """Finds the positions of the bits of consecutive ranks, for each of a few runs.
 
     Args:
         index: The bits and their counts.
-        first: int32 [runs], ascending: the rank at which each run starts. Where a run
-            reaches into the next one, it means nothing from there on.
-        length: How many ranks a run has.
+        first: int32 [runs], ascending, the first rank of each run. Where a run extends into
+            the next one, its results are unspecified.
+        length: The number of ranks of a run.
 
     Returns:
-        int32 [runs, length]: entry [r, j] is the position of the bit of rank
-        `first[r] + j`; something in range where there is no such bit.
+        int32 [runs, length], of which entry [r, j] is the position of the bit of rank
+        `first[r] + j`, or any position in range if there is no such bit.
     """
     runs = first.size
     ranks = (first[:, None] + lax.iota(jnp.int32, length)).reshape(-1)
@@ -130,7 +130,10 @@ def select(index: RankIndex, first: jax.Array, *, length: int) -> jax.Array:
 
 
 def bits_to(index: RankIndex, words: jax.Array | np.ndarray) -> jax.Array:
-    """How many bits lie in the words up to and with each of these, which must be there."""
+    """Returns the number of bits up to and including each word, given by its index.
+
+    The indices must be in range.
+    """
     if index.row == 1:
         return taken_at(index.row_end, words)
     row = lax.div(words, np.int32(index.row))
@@ -139,7 +142,7 @@ def bits_to(index: RankIndex, words: jax.Array | np.ndarray) -> jax.Array:
 
 
 def run_ends(words: jax.Array, length: int) -> jax.Array:
-    """For words [..., n] in runs of a length, the bits up to the end of each run."""
+    """Returns the bits up to the end of each run of `length` words, of words [..., n]."""
     counts = lax.population_count(words).astype(jnp.int32)
     if length > 1:
         whole = [(0, 0)] * (words.ndim - 1) + [(0, -words.shape[-1] % length)]
@@ -149,7 +152,7 @@ def run_ends(words: jax.Array, length: int) -> jax.Array:
 
 
 def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:
-    """How many bits lie below each position, which must be in range."""
+    """Returns the number of bits below each position; positions must be in range."""
     word = positions >> 5
     below = (jnp.uint32(1) << (positions & (WORD - 1)).astype(jnp.uint32)) - 1
     from_here = lax.population_count(taken_at(index.words, word) & ~below).astype(jnp.int32)
@@ -158,29 +161,31 @@ def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:
 
 @jax.jit
 def running_sum(x: jax.Array) -> jax.Array:
-    """Inclusive sums of int32 along the last axis: what jnp.cumsum computes.
+    """Computes prefix sums of int32 along the last axis, as jnp.cumsum.
 
-    On CPUs by products with a triangle of ones, which are library calls: they run three
-    times as fast as sums in blocks, or as jnp.cumsum, and compile in half the time. On GPUs
-    each sum by itself, of 4,096 numbers in one kernel, where jnp.cumsum takes one and
-    another for every factor of 16; so do longer vectors here, down to that length.
+    On CPUs they are products with a triangle of ones, which are library calls. These run
+    three times as fast as sums in blocks, or as jnp.cumsum, and compile in half the time.
+    On GPUs each sum is computed independently, up to 4,096 numbers in one kernel, where
+    jnp.cumsum takes a kernel for each factor of 16. Longer vectors are reduced to that
+    length by sums of blocks first.
     """
     return by_platform(x, cpu=_sum_in_blocks, default=_sum_one_by_one)
 
 
 @jax.jit
 def total(x: jax.Array) -> jax.Array:
-    """Sums of int32 along the last axis: what jnp.sum computes.
+    """Computes sums of int32 along the last axis, as jnp.sum.
 
-    On CPUs by products: XLA makes a tree of kernels of a long sum, one for every factor of
-    32, and a product is a library call.
+    On CPUs they are products, which are library calls: XLA compiles a long sum to a tree of
+    kernels, one for each factor of 32.
     """
     return by_platform(
         x, cpu=_by_halves, default=functools.partial(jnp.sum, axis=-1, dtype=jnp.int32)
     )
 
 
-# A product adds up halves: with one column it is no library call, but a kernel to compile.
+# A product adds up two halves: with one column it would be a kernel to compile, and not a
+# library call.
 _HALVES = np.kron(np.eye(2, dtype=np.int32), np.ones((128, 1), np.int32))
 
 
@@ -194,9 +199,9 @@ def _by_halves(x):
 
 
 _BLOCK = 16
-# The sums of blocks are few: longer blocks cost them little, and save a level to compile.
+# The sums of blocks are few: longer blocks cost little time, and save a level to compile.
 _BLOCK_OF_SUMS = 64
-_SHORT = 128  # so few are added up at once
+_SHORT = 128  # up to this many are summed by one product
 
 
 def _sum_in_blocks(x, block=_BLOCK):
@@ -211,8 +216,8 @@ def _sum_in_blocks(x, block=_BLOCK):
     return whole.reshape(*x.shape[:-1], -1)[..., :length]
 
 
-# So many numbers are each added up by itself: 16 million additions, in one kernel. Masks of
-# many blocks are worse: of 60,000 times 64 by 64 ptxas makes a kernel in 20 s.
+# Up to this many prefix sums are each computed independently: 16 million additions, in one
+# kernel. Masks of many blocks are worse: with 60,000 of 64 by 64 numbers ptxas takes 20 s.
 AT_ONCE = 1 << 12
 
 
@@ -232,31 +237,32 @@ def _sum_one_by_one(x):
 
 def _by_product(x):
     if x.ndim == 1:
-        # Two equal rows: the product of one row with a matrix is no library call, but a
-        # kernel to compile, and each of them is compiled again.
+        # Two equal rows: the product of a single row and a matrix is not a library call but
+        # a kernel, and each occurrence of it is compiled again.
         return _by_product(jnp.broadcast_to(x, (2, x.size)))[0]
     above = np.tri(x.shape[-1], dtype=np.int32).T
     return lax.dot_general(x, above, (((x.ndim - 1,), (0,)), ((), ())))
 
 
 def taken_at(table, index):
-    """table[index] where index is known to be in range: no test, no wrapping."""
+    """Returns table[index] for indices that are in range, without bounds checks."""
     return table.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
-# Pairs of a rank and a row that are compared in less time than marks take.
+# The number of pairs of a rank and a row up to which comparing all is faster than marks.
 _FEW = 1 << 14
 
 
 @functools.partial(jax.jit, static_argnames="length")
 def _row_of_rank(row_end, first, length):
-    """How many rows end at or before each rank: one mark a row, then a running sum.
+    """Returns the number of rows that end at or before each rank.
 
-    Of few ranks and rows each is compared with each, in one kernel where marks take ten.
+    Each row is marked once, and the prefix sum of marks counts the rows. If ranks and rows
+    are few, all pairs are compared, in one kernel where marks take ten.
 
-    The runs lie one after another. A row that ends before a run's start is marked at the
-    start of that run, one that ends after a run at the start of the next, so that the
-    sum up to a rank counts just the rows below it.
+    The runs of ranks are concatenated. A row that ends before the start of a run is marked
+    at that start, and a row that ends after a run at the start of the next, so that the sum
+    up to a rank counts exactly the rows below it.
     """
     runs = first.size
     if runs * length * row_end.size <= _FEW:
@@ -277,7 +283,7 @@ def _row_of_rank(row_end, first, length):
 
 
 def _first_above(table, base, key, length):
-    """The first p below a power of two with table[base + p] > key, by halving."""
+    """Finds the first p < length with table[base + p] > key; length is a power of two."""
     position = jnp.zeros_like(key)
     step = length // 2
     while step:
@@ -289,7 +295,7 @@ def _first_above(table, base, key, length):
 
 @jax.jit
 def bit_of_rank(words, rank):
-    """The position of the bit of this rank in each word, by halving."""
+    """Finds the position of the bit of a rank in each word, by halving."""
     position = jnp.zeros_like(rank)
     step = WORD // 2
     while step:

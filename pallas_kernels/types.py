@@ -1,9 +1,9 @@
-"""The typing rules of `shard_map`, and what JAX calls them: the one file that casts.
+"""The VMA types of `shard_map`: the only file that reads and casts them.
 
-Under `jax.shard_map` with checking on (`check_vma=True`, the default) the type of a value
-says over which mesh axes it varies. Loops and branches want equal types on all sides, and
-`out_specs=P()` wants a value that does not vary. Under `vmap(axis_name=...)` and with
-checking off there are no such types, and everything here is the identity.
+Under `jax.shard_map` with `check_vma=True` (the default) the type of a value has the mesh
+axes over which it varies. Loops and branches require equal types on all sides, and
+`out_specs=P()` requires a value that does not vary. Under `vmap(axis_name=...)` and with
+`check_vma=False` there are no such types, and all functions here are the identity.
 """
 
 import functools
@@ -17,21 +17,21 @@ from jax.interpreters import ad, batching, mlir
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-    """Returns the mesh axes over which x varies; empty with checking off."""
+    """Returns the mesh axes over which x varies; empty with `check_vma=False`."""
     # `.vma` before JAX 0.10, `.manual_axis_type` since; 0.10 is the oldest supported.
     if isinstance(x, jax.ShapeDtypeStruct):
-        # It says so itself; `typeof` fails where the mesh has axes that are not manual.
+        # Read from the attribute: `typeof` fails where a mesh axis is not manual.
         return frozenset() if x.manual_axis_type is None else x.manual_axis_type.varying
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 def invarying(x: Any) -> Any:
-    """Returns what JAX calls the type of a value like x that varies over no axis."""
+    """Returns the `manual_axis_type` of a value like x that varies over no axis."""
     return jax.typeof(x).manual_axis_type.update(varying=frozenset())
 
 
 def as_varying(tree: Any, axes: frozenset[str]) -> Any:
-    """Makes every leaf vary over at least these axes: a change of type, no work."""
+    """Casts leaves to vary over at least these axes, which changes only their types."""
 
     def cast(x):
         missing = tuple(sorted(axes - varying_axes(x)))
@@ -41,10 +41,10 @@ def as_varying(tree: Any, axes: frozenset[str]) -> Any:
 
 
 def untyped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that sends nothing, so that it is traced with no types of axes.
+    """Wraps a function without collectives, so that it is traced without VMA types.
 
-    JAX traces, lowers and compiles it once then, whatever its operands vary over, and casts
-    none of its constants. Results vary over all axes over which an operand does.
+    JAX then traces, lowers and compiles it once, whatever axes its operands vary over, and
+    casts none of its constants. Results vary over all axes over which an operand varies.
     """
 
     @functools.wraps(function)
@@ -56,18 +56,18 @@ def untyped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def same_trace(x: Any, y: Any) -> bool:
-    """Whether two arrays are of one program that is being traced, or both are concrete.
+    """Returns whether two arrays belong to the same trace, or both are concrete.
 
-    A branch of a `cond`, or the body of a loop, is a program of its own.
+    A branch of a `cond`, and the body of a loop, have traces of their own.
     """
-    # JAX has no public name for it; `_trace` is that of 0.10 to 0.12.
+    # JAX has no public attribute for it; `_trace` is that of 0.10 to 0.12.
     return getattr(x, "_trace", None) is getattr(y, "_trace", None)
 
 
-# There is no cast from varying to invarying; this primitive is one. A recursive doubling
-# leaves the same bits on every rank, though no collective that JAX knows to do so has made
-# them: there it is used where the sums commute pair by pair, and tested on bytes. A kernel
-# knows nothing of types: there it is undone right after.
+# JAX has no cast from varying to invarying; this primitive is one. A recursive doubling
+# computes the same bits on every rank, but by collectives whose results JAX types as
+# varying. There it is used because the sums commute pair by pair, which is tested on bytes.
+# Around kernels, which have no VMA types, it is undone right after the call.
 _same_everywhere = Primitive("sparsejax_same_everywhere")
 
 
@@ -92,11 +92,11 @@ batching.primitive_batchers[_same_everywhere] = lambda args, dims, *, axes: (
 
 
 def as_invarying(x: jax.Array, axes: frozenset[str]) -> jax.Array:
-    """Makes x not vary over these axes, whatever the ranks have: a change of type."""
+    """Types x as equal over these axes, whether it is or not; changes only its type."""
     axes = axes & varying_axes(x)
     return _same_everywhere.bind(x, axes=axes) if axes else x
 
 
 def without_types(tree: Any, axes: frozenset[str]) -> Any:
-    """Makes no leaf vary over these axes, for a function that sends nothing."""
+    """Types leaves as equal over these axes, for a function without collectives."""
     return jax.tree.map(lambda x: as_invarying(x, axes), tree)

@@ -1,1 +1,1 @@
-"""The operations, a file each: what one computes, and which backends have it."""
+"""The public operations: their arguments and results, and the backends of each."""

@@ -1,4 +1,4 @@
-"""Which elements there are: as a bit each, and as the list of their indices."""
+"""The elements that are not zero, as packed bits and as a list of indices."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ from pallas_kernels.reference import bitmap as reference
 def bitmap_encode(
     x: jax.Array, units: jax.Array | None = None, *, backend: str | None = None
 ) -> jax.Array:
-    """Packs which elements are not zero into bits, 32 to a word, the first one lowest.
+    """Packs flags of the elements that are not zero, 32 to a word, the first lowest.
 
-    With a list of units, as that of an owner in Zen's hash bitmap, bit i stands for element
-    `units[i]`. Bits after the last one are zero.
+    With a list of units, such as that of an owner in Zen's hash bitmap, bit i stands for
+    element `units[i]`. Bits after the last one are zero.
 
     Args:
         x: Floating [n].
@@ -55,8 +55,8 @@ def bitmap_decode(
 
     Returns:
         A pair of int32 [capacity], the set bits in ascending order, or their units; and the
-        number of set bits, which may exceed the capacity. After the last bit stands 32 * w,
-        or -1 with units.
+        number of set bits, which may exceed the capacity. The list is padded with 32 * w,
+        or with -1 if there are units.
 
     Example:
         >>> words = pallas_kernels.bitmap_encode(jnp.array([0.0, 2.0, 0.0, 1.0]))
@@ -106,7 +106,7 @@ def compact(
 
 
 def _decoded(words, capacity, fill, backend):
-    """The set bits, `fill` after the last, and how many there are."""
+    """Returns the set bits, padded with `fill`, and their number."""
     checks.positive("capacity", capacity)
     kernels = backends.kernels(
         reference.bitmap_decode,

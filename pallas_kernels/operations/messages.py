@@ -1,10 +1,10 @@
-"""Messages of slots and their values: written in one launch, and read in one.
+"""Packs and unpacks messages of slots and their values, in one launch each.
 
-What is in a message is said in `pallas_kernels.reference.messages`. Sizes are data: the row
-of places, where the run of entries begins and how many there are at most. A kernel has as
-many programs as the longest message would take, and those after the last entry leave at
-once; plain XLA goes over as many entries as there is room for. A kernel finds the bits of
-its entries itself, so nothing but the message has the length of a message.
+`pallas_kernels.reference.messages` describes the format. Sizes are data: the offsets in a
+message, the first entry and the largest number of entries. A kernel has as many programs as
+the longest message needs, and programs after the last entry return at once; plain XLA
+processes as many entries as the capacity. A kernel finds the bits of its entries itself, so
+no array except the message has the length of a message.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from pallas_kernels.reference.specs import (
 )
 
 
-# What Triton can add atomically.
+# The dtypes that Triton can add atomically.
 _ADDED = (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16, jnp.int32, jnp.uint32)
 _SUM = Unpacking()
 
@@ -45,16 +45,16 @@ def pack_message(
     Args:
         sets: The slots of each part.
         array: [units, ...], the array that has the values.
-        numbers: int32, what is the same for all parts and not static: the rank of the first
-            entry that is sent, the largest number of entries that are sent, at most `room`,
-            and where the parts of a message are (`reference.messages.Places`).
+        numbers: int32 [numbers], the sizes that are data and equal for all parts: the rank
+            of the first entry that is sent, the largest number of entries that are sent, at
+            most `room`, and the offsets in a message (`reference.messages.Places`).
         spec: The static properties of the messages.
         backend: The backend: "auto", "reference", "pallas" or "triton"; see
             `sparsejax.use_kernels`.
 
     Returns:
         uint32 [parts, end], the messages. Unused words of a message are zero, and words
-        after it may be anything.
+        after it are unspecified.
 
     Example:
         >>> # A header, a bitmap of 32 slots at word 1, room for 4 values from word 2 on.
@@ -152,7 +152,7 @@ def unpack_message(
         _check_bitmaps(into, received, spec, how)
     elif ends is not None:
         _check_ends(ends, len(message), spec.longest)
-    # A kernel needs an entry to go over, and knows of no more than there is room for.
+    # A kernel needs at least one entry, and processes at most `room`.
     last = how.until(spec.room)
     if how.first % 4 or not 0 <= how.first < last <= spec.room:
         raise KernelArgumentError(
@@ -213,7 +213,7 @@ def index_message(
 def unpacks_in_kernels(
     into: jax.typing.DTypeLike, dtype: jax.typing.DTypeLike, size: int
 ) -> bool:
-    """Whether `unpack_message` runs as a kernel, for these dtypes and this size.
+    """Returns whether `unpack_message` runs as a kernel, for these dtypes and this size.
 
     Unpacking takes longest. Where it runs as a kernel, packing and indexing do, too.
 
@@ -247,7 +247,7 @@ def _check_rows(name, rows, dtypes):
 
 
 def _checked(spec, numbers, array):
-    """A spec that these numbers and this array go with, and the dtype that travels."""
+    """Checks a spec with its numbers and array, and returns it with the wire's dtype."""
     checks.positive("room", spec.room)
     if spec.room % 4:
         raise KernelArgumentError(

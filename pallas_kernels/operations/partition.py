@@ -1,4 +1,4 @@
-"""Indices by their owner: Zen's Algorithm 1."""
+"""Divides indices among owners: Zen's Algorithm 1."""
 
 import dataclasses
 
@@ -26,9 +26,9 @@ def partition(
     finds no slot is appended to the part's serial memory, while there is room. With
     `hashes=0` and `slots=0` all indices are appended.
 
-    Which of several indices gets a slot depends on the backend, and on a GPU on the run.
-    Always the same is that each index gets one slot in its part, which one of its hashes
-    names or which is in the serial memory.
+    Which of several indices gets a slot depends on the backend, and on a GPU on the run. In
+    all cases an index gets at most one slot of its part, which is that of one of its hashes
+    or in the serial memory.
 
     Args:
         indices: int32 [capacity], distinct. Negative ones are left out.
@@ -41,7 +41,7 @@ def partition(
 
     Returns:
         A `Partitioned`. Its memory is [parts, slots + serial], the serial memory last; its
-        counts are how many indices were for each serial memory; and `left` are the indices
+        counts are the numbers of indices for each serial memory; and `left` are the indices
         that found no slot, which can be partitioned in another round.
 
     Example:

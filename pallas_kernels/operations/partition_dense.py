@@ -1,4 +1,4 @@
-"""From a dense vector to its indices by owner, in one read: `compact` and Algorithm 1."""
+"""Divides the non-zero elements of a vector among owners, in one read: Algorithm 1."""
 
 import jax
 
@@ -28,8 +28,8 @@ def partition_dense(
             `sparsejax.use_kernels`.
 
     Returns:
-        A `Partitioned`, as of `partition`; but `left` has a bit for each element, uint32
-        [max(1, ceil(n / 32))].
+        A `Partitioned`, as from `partition`, except that `left` has a bit for each element,
+        uint32 [max(1, ceil(n / 32))].
 
     Example:
         >>> x = jnp.zeros(100).at[jnp.array([3, 50, 99])].set(1.0)

@@ -1,4 +1,4 @@
-"""DRAGONN's selection: large elements write their index where they hash to."""
+"""DRAGONN's selection: the indices of large elements, in slots of a hash."""
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,13 @@ def threshold_hash(
 
         (m / l) (1 - exp(-l / m))
 
-    which is 79% for m = 2 l. With another seed, others are.
+    which is 79% for m = 2 l. Another seed selects others.
 
     Args:
         x: Floating [n].
-        threshold: The least magnitude. NaN has none.
-        seed: uint32, one of `draw_seeds`, or one of the step. With the same seed in all
-            steps, the same elements would collide each time.
+        threshold: The least magnitude. NaN is not selected.
+        seed: uint32 [], one of `draw_seeds`, or one that depends on the step. With the same
+            seed in all steps, the same elements would collide each time.
         slots: The number of slots.
         backend: The backend: "auto", "reference", "pallas" or "triton"; see
             `sparsejax.use_kernels`.
@@ -47,7 +47,7 @@ def threshold_hash(
         Networks, ICML 2022
 
     See Also:
-        `pallas_kernels.compact`: all elements of at least a given magnitude.
+        `pallas_kernels.compact`: all elements that are not zero.
     """
     checks.floats("x", x)
     checks.positive("slots", slots)

@@ -1,1 +1,1 @@
-"""Kernels in Pallas, for GPUs by its Triton backend, and interpreted anywhere."""
+"""Kernels in Pallas, compiled for GPUs by its Triton backend, or interpreted anywhere."""

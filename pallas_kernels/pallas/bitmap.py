@@ -1,9 +1,9 @@
-"""Bitmap coding in Pallas.
+"""Bitmap encoding and decoding in Pallas.
 
-Encoding reads every element once and writes a bit for each. Decoding gives each program a
-run of words, whose bits it lists one of each word at a time, in as many rounds as the
-fullest has; where its positions begin follows from the counts of the words before, which
-XLA adds up before the launch (a thirty-second of the data).
+Encoding reads every element once and writes a bit for each. In decoding each program lists
+the bits of consecutive words, one bit of each word at a time, in as many rounds as the
+fullest word has bits. The place of its first bit in the list follows from the popcounts of
+earlier words, which XLA sums before the launch (a thirty-second of the data).
 """
 
 import jax
@@ -15,13 +15,13 @@ from pallas_kernels.rank_select import WORD, run_ends, unsigned
 
 
 _WORDS = 64  # words that a program packs
-_DECODED = 256  # and whose bits it lists, a thread those of a word
+_DECODED = 256  # words whose bits a program lists, a thread for each word
 
 
 def bitmap_encode(x, *, interpret=False):
     """See `pallas_kernels.bitmap_encode`."""
     words = -(-x.size // WORD)
-    # By its bits: comparing floats may take denormals for zero.
+    # The bits are tested: a comparison of floats may treat denormals as zero.
     (packed,) = launch.launch(
         bitmap_encode_kernel,
         -(-words // _WORDS),
@@ -33,12 +33,12 @@ def bitmap_encode(x, *, interpret=False):
 
 
 def bitmap_encode_kernel(x_ref, words_ref):
-    """A program packs a run of words."""
+    """Packs consecutive words in each program."""
     size = x_ref.shape[0]
     word = launch.lanes(_WORDS)
     bit = lax.broadcasted_iota(jnp.int32, (_WORDS, WORD), 1)
     at = word[:, None] * WORD + bit
-    # The last words of an array of nearly 2**31 elements would wrap.
+    # In the last words of an array of nearly 2**31 elements these numbers wrap around.
     inside = (at < size) & (at >= 0)
     x = launch.load(x_ref, at, inside, jnp.zeros((), x_ref.dtype))
     ones = ((x << 1) != 0).astype(jnp.uint32) << bit.astype(jnp.uint32)
@@ -47,7 +47,7 @@ def bitmap_encode_kernel(x_ref, words_ref):
 
 
 def bitmap_decode(words, capacity, fill, *, interpret=False):
-    """See `pallas_kernels.bitmap_decode`; `fill` is what stands after the last bit."""
+    """See `pallas_kernels.bitmap_decode`; the list is padded with `fill`."""
     ends = run_ends(words, _DECODED)
     (found,) = launch.launch(
         bitmap_decode_kernel,
@@ -63,7 +63,7 @@ def bitmap_decode(words, capacity, fill, *, interpret=False):
 
 
 def bitmap_decode_kernel(words_ref, ends_ref, found_ref, *, capacity):
-    """A program lists the bits of a run of words."""
+    """Lists the set bits of consecutive words in each program."""
     word = launch.lanes(_DECODED)
     words = launch.load(words_ref, word, word < words_ref.shape[0], jnp.uint32(0))
     counts = count_bits(words)
@@ -83,7 +83,7 @@ def bitmap_decode_kernel(words_ref, ends_ref, found_ref, *, capacity):
 
 
 def count_bits(words):
-    """`lax.population_count`, which Triton does not compile: by pairs, fours and bytes."""
+    """Computes `lax.population_count`, which Triton does not compile, by shifts."""
     x = words - ((words >> 1) & jnp.uint32(0x55555555))
     x = (x & jnp.uint32(0x33333333)) + ((x >> 2) & jnp.uint32(0x33333333))
     x = (x + (x >> 4)) & jnp.uint32(0x0F0F0F0F)

@@ -1,8 +1,9 @@
-"""The one place that calls Pallas: what differs between its versions stays here.
+"""Calls Pallas, and contains all differences between its versions.
 
-Kernels see whole arrays and say themselves which part is theirs. Interpreted, a masked
-lane of a store writes back what it read, so two lanes that mean one address undo each
-other: masked lanes get addresses of their own, past the end (`spare`).
+Kernels are given whole arrays and compute which part a program processes. In the
+interpreter a masked lane of a store writes back the value that it has read, so two lanes
+with one address could undo each other's writes. Masked lanes therefore have addresses of
+their own, past the end (`spare`).
 """
 
 import functools
@@ -17,13 +18,13 @@ from jax.experimental import pallas as pl
 from pallas_kernels.types import invarying
 
 
-WARPS = 4  # of 32 threads, for a program
+WARPS = 4  # warps of a program, of 32 threads each
 
 
 def triton_backend():
-    """Pallas' module of GPU primitives; ImportError where JAX has none any more."""
+    """Returns Pallas' module of GPU primitives; raises ImportError if JAX has none."""
     with warnings.catch_warnings():
-        # Deprecated since JAX 0.11; `backends` says so to callers that ask for it by name.
+        # Deprecated since JAX 0.11, as the table in `backends` says.
         warnings.simplefilter("ignore", DeprecationWarning)
         from jax.experimental.pallas import triton
 
@@ -40,19 +41,20 @@ def launch(
     interpret: bool = False,
     **sizes: Any,
 ) -> list[jax.Array]:
-    """Runs a kernel in as many programs.
+    """Runs a kernel in a number of programs.
 
     Args:
-        kernel: From one reference an operand and one a result to None. Profilers call it by
-            its name.
-        programs: How many there are.
-        operands: What it reads.
-        results: The shapes and dtypes of what it writes.
-        in_place: Which operand, by number, becomes which result.
-        interpret: Runs it in XLA, wherever that is, and slowly.
-        **sizes: What else it is called with.
+        kernel: A function of one reference for each operand and each result. Its name is
+            shown in profiles.
+        programs: The number of programs.
+        operands: The arrays that it reads.
+        results: The shapes and dtypes of the arrays that it writes.
+        in_place: A map from the number of an operand to that of the result that reuses its
+            memory.
+        interpret: Whether to run it in XLA, on any platform and slowly.
+        **sizes: Further keyword arguments of the kernel.
     """
-    # Inside shard_map Pallas asks for the types of results; `backends` casts them.
+    # Inside shard_map Pallas requires the VMA types of results; `backends` casts these.
     typed = [
         jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=invarying(operands[0]))
         for x in results
@@ -71,20 +73,20 @@ def launch(
 
 
 def program() -> jax.Array:
-    """The number of this program."""
+    """Returns the number of this program."""
     return pl.program_id(0)
 
 
 def lanes(block: int) -> jax.Array:
-    """The numbers of this program's elements, int32 [block]."""
+    """Returns the numbers of this program's elements, int32 [block]."""
     return pl.program_id(0) * block + jnp.arange(block, dtype=jnp.int32)
 
 
 def load(ref, at, mask, other):
-    """ref[at] where the mask says so."""
+    """Returns ref[at] where the mask is set, and `other` elsewhere."""
     return triton_backend().load(ref.at[at], mask=mask, other=other)
 
 
 def store(ref, at, values, mask):
-    """ref[at] = values where the mask says so."""
+    """Sets ref[at] to values where the mask is set."""
     triton_backend().store(ref.at[at], values, mask=mask)

@@ -1,29 +1,29 @@
 """Algorithm 1 of Zen in Pallas, bulk-synchronous.
 
-The paper's threads write their index where the slot is free, read it back, and take their
-slot for won if they find themselves. In one launch that loses indices. Let A and B want the
-same free slot. A sees it free; B sees it free, writes, reads itself back and leaves; then A
-writes over it, reads itself back and leaves too. B is in no memory and nobody knows: of the
-142 ways in which two threads can interleave, 16 end so.
+The paper's threads write their index to a free slot, read it back, and own the slot if they
+find themselves. In one launch that loses indices. Let A and B try the same free slot. A
+reads it as free; B reads it as free, writes, reads itself back and is done; then A
+overwrites B, reads itself back and is done, too. B is in no memory, and no thread knows: of
+the 142 interleavings of two threads, 16 end so.
 
-Here each round is two launches, and that mends it, because the end of a launch is a barrier
+Here each round is two launches, which avoids that, because the end of a launch is a barrier
 for the whole grid and makes all its writes visible:
 
-    write    an index that waits and finds its slot empty, *before the launch*, writes
+    write    an index that waits is written if its slot was empty *before the launch*
     verify   an index that waits reads its slot, and stops waiting if it finds itself
 
-Between the two nobody writes. A slot that was full before the write stays as it is, so its
-index, which was verified in an earlier round, is never lost. A slot that was empty holds,
-after the barrier, one of the indices written there (stores of 32 bits are not torn), and
-`verify` gives the slot to exactly that index: it finds itself, and every other
-finds another and waits on. So after every round each index is either in one slot or
-waiting, never both and never neither. After the last, those that wait go to the serial
-memories by rank and select, with no atomic operation.
+Between the two there are no writes. A slot that was full before the write is not changed,
+so its index, which was verified in an earlier round, is never lost. A slot that was empty
+contains, after the barrier, one of the indices written there (stores of 32 bits are not
+torn), and `verify` gives the slot to exactly that index: it finds itself, and every other
+index finds another one and still waits. So after every round each index is either in one
+slot or waiting, never both and never neither. After the last round, the indices that wait
+go to the serial memories by rank and select, without atomic operations.
 
-"As it was before the launch" needs no copy. The slot is read in the very launch that writes
-it, in place: a thread that sees another's index there instead of the empty slot does not
-write, and waits; one that still sees it empty writes over the other, which then finds out
-in `verify`. Either way the argument above holds.
+The state before the launch is not copied. The slot is read in the launch that writes it, in
+place: a thread that reads another index instead of the empty slot does not write, and
+waits; one that still reads it as empty overwrites the other index, whose thread finds that
+out in `verify`. Either way the argument above holds.
 """
 
 import jax
@@ -44,7 +44,7 @@ def partition(indices, count, seeds, *, memory, interpret=False):
     seeds = jnp.asarray(seeds, jnp.uint32)
     waiting = (jnp.arange(size, dtype=jnp.int32) < count) & (indices >= 0)
     waiting = waiting.astype(jnp.int32)
-    # Lanes that do not write have places of their own past the end.
+    # Lanes that do not write have distinct places past the end.
     parallel = jnp.full(parts * slots + _BLOCK, EMPTY, jnp.int32)
     programs = -(-size // _BLOCK)
     for k in range(memory.hashes):
@@ -71,7 +71,7 @@ def partition(indices, count, seeds, *, memory, interpret=False):
 
 
 def _own(indices_ref, waiting_ref, seeds_ref, memory):
-    """This program's indices, whether they wait, and the slot of this round."""
+    """Returns this program's lanes and indices, which wait, and their slots."""
     lane = launch.lanes(_BLOCK)
     inside = lane < indices_ref.shape[0]
     indices = launch.load(indices_ref, lane, inside, jnp.int32(0))
@@ -82,7 +82,7 @@ def _own(indices_ref, waiting_ref, seeds_ref, memory):
 
 
 def partition_write_kernel(indices_ref, waiting_ref, seeds_ref, _, parallel_ref, *, memory):
-    """A program's waiting indices write where their slot is free."""
+    """Writes waiting indices to their slots, where these are free, in each program."""
     own = _own(indices_ref, waiting_ref, seeds_ref, memory)
     lane, _inside, indices, waiting, slot = own
     found = launch.load(parallel_ref, slot, waiting, jnp.int32(0))
@@ -94,7 +94,7 @@ def partition_write_kernel(indices_ref, waiting_ref, seeds_ref, _, parallel_ref,
 def partition_verify_kernel(
     indices_ref, waiting_ref, seeds_ref, parallel_ref, still_ref, *, memory
 ):
-    """A program's waiting indices wait on unless they find themselves."""
+    """Keeps indices waiting that do not find themselves in their slot, in each program."""
     own = _own(indices_ref, waiting_ref, seeds_ref, memory)
     lane, inside, indices, waiting, slot = own
     found = launch.load(parallel_ref, slot, waiting, jnp.int32(EMPTY))

@@ -1,7 +1,8 @@
 """DRAGONN's hash write in Pallas: one launch, one read of the gradient.
 
-Whoever is large enough writes its index where it hashes to. Stores of 32 bits are not torn,
-so of those that meet in a slot exactly one stays; nobody asks which.
+Each element that is large enough writes its index to the slot of its hash. Stores of 32
+bits are not torn, so of several indices written to one slot exactly one remains, any of
+them.
 """
 
 import jax
@@ -33,7 +34,7 @@ def threshold_hash(x, threshold, seed, slots, *, interpret=False):
 
 
 def threshold_hash_kernel(x_ref, level_ref, seed_ref, _, memory_ref, *, slots):
-    """A program's large elements write their index where it hashes to."""
+    """Writes the indices of large elements to the slots of their hashes in each program."""
     lane = launch.lanes(_BLOCK)
     inside = lane < x_ref.shape[0]
     x = launch.load(x_ref, lane, inside, jnp.zeros((), x_ref.dtype))

@@ -1,7 +1,7 @@
-"""What each operation computes, in plain XLA: the definition, and the default everywhere.
+"""The definition of each operation in plain XLA, which is also the default everywhere.
 
-`bitmap` has which elements there are, `indices` what is computed with lists of indices,
-`slots` how a set is listed, `partitions` how indices are divided among parts, `messages`
-how they travel, and `index_message` what is looked up in those. Arguments are checked by
-the operations of the package, which call these.
+`bitmap` packs and lists the elements that are present, `slots` lists sets, `ordered` sums
+in a fixed order, `partitions` divides indices among parts, `messages` packs and unpacks
+messages, and `index_message` reads their headers and counts their bits; `specs` has their
+static properties. The operations of the package check arguments and call these.
 """

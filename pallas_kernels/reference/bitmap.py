@@ -1,7 +1,7 @@
-"""Which elements there are, in plain XLA: as packed bits, and as a list of indices.
+"""Packs and lists the elements that are present, in plain XLA.
 
-A list is searched for in the bits, by rank (`rank_select`), in place of prefix sums. Lists
-that come from elsewhere become bits by a scatter.
+A list is found by a search for each rank in the bits (`rank_select`), and not by a prefix
+sum over all elements. Lists of slots are converted to bits by a scatter.
 """
 
 import jax
@@ -11,17 +11,17 @@ from jax import lax
 from pallas_kernels.rank_select import WORD, nonzero, pack, rank_index, select
 
 
-# The index of no element.
+# The sentinel index of no element.
 EMPTY = -1
 
 
 def bitmap_encode(x):
-    """Which elements are non-zero, 32 to a word."""
+    """Packs flags of the elements that are not zero, 32 to a word."""
     return pack(padded(nonzero(x)))
 
 
 def bitmap_decode(words, capacity, fill):
-    """Where the set bits are, ascending, `fill` after the last; and how many there are."""
+    """Returns the positions of set bits, ascending and padded with `fill`; and a count."""
     index = rank_index(words, lanes=capacity)
     found = select(index, jnp.zeros(1, jnp.int32), length=capacity)[0]
     count = index.row_end[-1]
@@ -29,15 +29,15 @@ def bitmap_decode(words, capacity, fill):
 
 
 def bitmaps_of(slots: jax.Array, is_there: jax.Array, words: int) -> jax.Array:
-    """The bitmaps of lists of slots, uint32 [lists, words].
+    """Returns the bitmaps of lists of slots, uint32 [lists, words].
 
-    They are the sums of the bits: a slot that occurs twice in a list carries, and then
-    fewer bits are set than there are slots.
+    They are sums of one bit for each slot: a slot that occurs twice in a list carries over,
+    and then fewer bits are set than there are slots.
 
     Args:
         slots: int32 [lists, k].
-        is_there: Booleans, which of them count.
-        words: How many words a bitmap has.
+        is_there: Booleans [lists, k], which of the slots are real.
+        words: The number of words of a bitmap.
     """
     lists = len(slots)
     first = words * lax.broadcasted_iota(jnp.int32, (lists, 1), 0)
@@ -49,7 +49,7 @@ def bitmaps_of(slots: jax.Array, is_there: jax.Array, words: int) -> jax.Array:
 
 
 def padded(flags):
-    """Up to whole words, and at least one, on the last axis."""
+    """Pads the last axis to whole words, at least one."""
     length = flags.shape[-1]
     missing = max(-length % WORD, WORD - length)
     return jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])

@@ -1,4 +1,4 @@
-"""What is looked up in messages that were received: their headers, and where bits are."""
+"""Reads the headers of received messages, and counts the bits of their strings."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def index_message(message, numbers, *, spec):
 
 
 def word_ranks(words: jax.Array) -> jax.Array:
-    """Each word of bitmaps and the bits before it: int32 [words, senders, 2]."""
+    """Returns each word of bitmaps, and the bits before it: int32 [words, senders, 2]."""
     counts = lax.population_count(words).astype(jnp.int32)
     before = rank_select.running_sum(counts) - counts
     pairs = jnp.stack([lax.bitcast_convert_type(words, jnp.int32), before], axis=-1)

@@ -1,16 +1,16 @@
-"""Messages of sets of slots with their values, written and read whole, all parts at once.
+"""Packs and unpacks messages of slots with their values, all parts at once.
 
-A message is a row of words of uint32, of which a table (`Places`) says what is where:
+A message is a row of words of uint32, whose offsets are in a table (`Places`):
 
-    header   1 word: how many entries the part has in all
-    string   the bits that tell the high bits of each slot, or a bitmap of the slots
+    header   1 word: the number of entries of the part, in all its messages
+    string   the bit string of the high bits of each slot, or a bitmap of the slots
     lanes    the low 8, 16 or 32 bits of each slot, byte by byte: all lowest bytes first
     values   the entries' values, one after the other
 
-All words of a message in which there is nothing are zero, and words after it may be
-anything. The places, the rank of the first entry and how many entries there are at most are
-data, so one program writes messages of every size: it takes each part to have as many
-entries as there is room for, and leaves out those that are not there.
+Unused words of a message are zero, and words after it are unspecified. The offsets, the
+rank of the first entry and the largest number of entries are data, so one program packs
+messages of every size: it processes as many entries as the capacity for each part, and
+masks those that are not real.
 """
 
 import math
@@ -27,28 +27,28 @@ from pallas_kernels.reference.slots import slots_of
 from pallas_kernels.reference.specs import MessageSpec, Received, SlotSets, Unpacking
 
 
-MOST_FLAT = 2**31 - 1  # words that int32 numbers
-# Of words that are searched: a row is found by halving, a word in it one by one.
+MOST_FLAT = 2**31 - 1  # the most words that int32 can number
+# The most rows of words in a search: a row is found by halving, and its words in order.
 MOST_ROWS = 1 << 14
-SINGLE = 7  # numbers of a row of places before those of the planes
+SINGLE = 7  # numbers in a row of `Places` before those of the planes
 
 
 class Places:
-    """The places of the parts of a message, from a row of int32.
+    """The offsets of the parts of a message, from a row of int32.
 
-    A row goes through loops as it is, and numbers are read in them: as operands of a loop
-    each of them, and each that is computed from them, is a kernel to compile.
+    A loop has the row as one operand, and its body reads the numbers from it: as operands
+    each number, and each that is computed from it, would be a kernel to compile.
 
     Attributes:
-        string: Where the string begins, or the bitmap.
-        length: How many words it has; 0 where all slots are in one block.
-        values: Where the values begin, which is where the lanes end.
-        has_lanes: 0 of a bitmap, else 1.
-        has_string: Whether there is a string.
-        shift: How many low bits of a slot are in lanes; at most 30.
-        end: How many words the message has.
-        planes: For each byte of the lanes where it begins, and whether it is sent: 1 or 0.
-            One that is not begins after the values of the longest message.
+        string: The offset of the string, or of the bitmap.
+        length: The number of words of the string; 0 if all slots are in one block.
+        values: The offset of the values, which is the end of the lanes.
+        has_lanes: 0 for a bitmap, else 1.
+        has_string: Whether there is a string or a bitmap: 1 or 0.
+        shift: The number of low bits of a slot that are in lanes; at most 30.
+        end: The number of words of the message.
+        planes: For each byte of the lanes its offset, and whether it is sent: 1 or 0. The
+            offset of one that is not sent is after the values of the longest message.
     """
 
     def __init__(self, row: jax.Array):
@@ -59,12 +59,12 @@ class Places:
 
 
 class Run(NamedTuple):
-    """A run of entries, and their places in a message: data, equal for all parts.
+    """Consecutive entries and the offsets in their message: data, equal for all parts.
 
     Attributes:
-        first: The rank of the first entry.
-        length: How many entries a message has at most, and there is room for.
-        places: Where the parts of a message are.
+        first: int32 [], the rank of the first entry.
+        length: int32 [], the largest number of entries of a message.
+        places: The offsets of the parts of a message.
     """
 
     first: jax.Array
@@ -73,19 +73,19 @@ class Run(NamedTuple):
 
     @classmethod
     def of(cls, numbers: jax.Array, spec: MessageSpec) -> "Run":
-        """The run that numbers of messages say: first, length, and a row of `Places`."""
+        """Reads the run from the numbers of messages: first, length, a row of `Places`."""
         number = lambda i: lax.index_in_dim(numbers, spec.at + i, keepdims=False)
         begin = spec.at + 2
         row = lax.slice_in_dim(numbers, begin, begin + SINGLE + 2 * spec.planes)
         return cls(number(0), number(1), Places(row))
 
     def here(self, counts: jax.Array) -> jax.Array:
-        """How many entries messages have, of parts that have `counts` in all."""
+        """Returns the numbers of entries of messages, of parts with `counts` in all."""
         return jnp.clip(counts - self.first, 0, self.length)
 
 
 def pack_message(sets: SlotSets, array, numbers, *, spec: MessageSpec):
-    """A message for each part: uint32 [parts, end]. See the operation."""
+    """Packs a message for each part: uint32 [parts, end]. See the operation."""
     slots, counts, units, _ = sets
     parts, room = len(slots), spec.room
     run = Run.of(numbers, spec)
@@ -95,7 +95,7 @@ def pack_message(sets: SlotSets, array, numbers, *, spec: MessageSpec):
     places = run.places
     here = run.here(counts)[:, None]
     is_there = lax.iota(jnp.int32, room) < here
-    # Headers and lanes in one kernel, marks in theirs, values in another.
+    # Headers and lanes are one kernel, the bits of strings another, and values a third.
     column = lax.broadcasted_iota(jnp.int32, (parts, spec.words), 1)
     headers = lax.bitcast_convert_type(counts, jnp.uint32)[:, None]
     lanes = _lanes(jnp.where(is_there, slots, 0), places, column)
@@ -112,10 +112,10 @@ def pack_message(sets: SlotSets, array, numbers, *, spec: MessageSpec):
 
 
 def _lanes(slots, places, column):
-    """The words of lanes where messages have them, zeros where they have a string."""
+    """Returns the words of lanes at the columns of lanes, and zeros at all others."""
     if not places.planes:
         return jnp.zeros(column.shape, jnp.uint32)
-    # Lanes follow one another, and one that is not sent begins after all values.
+    # Lanes are consecutive, and the offset of one that is not sent is after all values.
     before, _ = places.planes[0]
     is_lane = (column >= before) & (column < places.values)
     at, shift = column - before, jnp.zeros_like(column)
@@ -141,12 +141,12 @@ def mark(
     """Sets the bits of entries in the string, or bitmap, of a part's message.
 
     Args:
-        message: The messages.
-        part: Which of them: one, or int32 [parts, 1] for all.
-        places: The places of its parts.
+        message: uint32 [parts, words], the messages.
+        part: The number of the message, a scalar; or int32 [parts, 1] for all.
+        places: The offsets of the parts of a message.
         slots: int32 [k], or [parts, k], the slots of the entries.
-        at: The first of them, counted in the message.
-        here: How many entries the message has, shaped as `part`.
+        at: int32 [], the number of the first of these entries in the message.
+        here: int32, shaped as `part`, the number of entries of the message.
     """
     room = message.shape[1]
     rank = at + lax.iota(jnp.int32, slots.shape[-1])
@@ -157,7 +157,7 @@ def mark(
         word = jnp.where(rank < here, word, room)
         marked = message.at[jnp.broadcast_to(part, word.shape), word]
         return marked.add(one, mode="drop", wrap_negative_indices=False)
-    # Laid end to end: an index of two numbers is a kernel more to compile.
+    # Flattened: a scatter by two indices would be one more kernel to compile.
     word = part * room + word
     word = jnp.where(rank < here, word, message.size)
     flat = message.reshape(-1)
@@ -166,7 +166,7 @@ def mark(
 
 
 def unpack_message(into, received: Received, numbers, *, spec: MessageSpec, how: Unpacking):
-    """The array with what arrived added, or set. See the operation."""
+    """Adds the values of messages to the array, or writes them. See the operation."""
     run, shape, message = Run.of(numbers, spec), into.shape[1:], received.message
     if spec.bitmaps:
         return _of_bitmaps(into, received, run, spec, how)
@@ -184,37 +184,37 @@ def unpack_message(into, received: Received, numbers, *, spec: MessageSpec, how:
     where = jnp.where(is_there & (where < size), where, size)
     alone = not how.replaces and len(message) == 1
     if alone or (how.ordered and not how.replaces):
-        # A sender's values are read in its turn: all of them are never there at once.
+        # A sender's values are read in its turn, so not all are in memory at one time.
         read = lambda number: read_values(message, run.places, spec, shape, number)
         return ordered_sums.add_senders(into, where, read)
     where, values = where.reshape(-1), values.reshape(-1, *shape).astype(into.dtype)
     if not how.replaces:
         return into.at[where].add(values, mode="drop", wrap_negative_indices=False)
-    return into.at[ordered_sums.apart(where, size)].set(
+    return into.at[ordered_sums.unique_places(where, size)].set(
         values, mode="drop", unique_indices=True, wrap_negative_indices=False
     )
 
 
 def _of_bitmaps(into, received, run, spec, how):
-    """The array whose units each read their own bit, and the value of that bit.
+    """Unpacks messages with bitmaps in the order of the array.
 
-    A scatter of as many entries writes single numbers, each to a sector of memory of its
-    own. Here the array is written in its own order, and the 32 units of a word of bits, of
-    all senders, read one line of the table.
+    A scatter of as many entries would write single numbers, each to a memory sector of its
+    own. Here the array is written in its own order: each unit reads its bit and the value
+    of that bit, and the 32 units of a word, of all senders, read one line of the table.
     """
     (message, table, later), values = received, run.places.values
     is_whole = (how.first, how.until(spec.room)) == (0, spec.room)
     if later is not None or spec.dtype.itemsize > 4:
         message = _joined(received, run.places, how.first, spec, ())
     if spec.dtype.itemsize > 4:
-        # Their words may begin at an odd one.
+        # Values of 64 bits may begin at an odd word, so they are cut out first.
         message, values = read_values(message, run.places, spec, ()), 0
     else:
         message = from_words(message, spec.dtype)
         values = values * (4 // spec.dtype.itemsize)
 
     def read(array, at):
-        # In range, not negative, and within int32: messages are shorter than the array.
+        # Indices are in range, not negative, and int32: messages are shorter than arrays.
         inside = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
         return array.reshape(-1).at[at].get(**inside)
 
@@ -222,25 +222,25 @@ def _of_bitmaps(into, received, run, spec, how):
     part = striping.parts_of(parts, per_part, spec.units.seed)
     slot = lax.iota(jnp.int32, per_part)
     pair = 2 * ((slot >> 5) * parts + part)
-    # The bits up to its own. What is used twice XLA would make an array of, as long as the
-    # result: so it is read twice, of what XLA takes for another table.
+    # The bits up to the unit's own. An expression with two uses XLA would store as an array
+    # as long as the result, so the table is read twice, once through a barrier.
     up_to = lambda table: read(table, pair) << (WORD - 1 - (slot & (WORD - 1)))
     is_set = up_to(lax.optimization_barrier(table)) < 0
     rank = read(table, pair + 1) + lax.population_count(up_to(table)) - 1
     length = message.shape[1]
-    # Of a unit without a bit that of another.
+    # A unit without a bit reads the value of another unit, which is masked below.
     found = read(message, part * length + jnp.clip(values + rank, 0, length - 1))
     found = jnp.where(is_set, found.astype(into.dtype), 0)
     found = found.reshape(-1)[: len(into)]
     if is_whole:
         return found
-    rank = rank + jnp.where(is_set, 0, 1)  # of the next one, if it has none
+    rank = rank + jnp.where(is_set, 0, 1)  # the rank of the next bit, if it has none
     is_there = (rank >= how.first) & (rank < how.until(spec.room))
     return jnp.where(is_there.reshape(-1)[: len(into)], found, into)
 
 
 def _joined(received, places, first, spec, shape):
-    """Messages of which the beginning is here, and values from some entry on, if given."""
+    """Joins the beginning of messages with their values from entry `first` on, if given."""
     message, _, values = received
     unit = math.prod(shape) * spec.dtype.itemsize
     more = max(1 + spec.longest, spec.room // 4 * unit)
@@ -251,28 +251,28 @@ def _joined(received, places, first, spec, shape):
 
 
 def padded(message, words):
-    """Messages of at least `words` words, zeros where there were fewer."""
+    """Pads messages with zeros to at least `words` words."""
     return jnp.pad(message, ((0, 0), (0, max(words - message.shape[1], 0))))
 
 
 def read_message(
     message: jax.Array, run: Run, spec: MessageSpec, shape: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The entries of messages, as many as there is room for.
+    """Reads the entries of messages, as many as the capacity.
 
     Args:
         message: uint32 [senders, words].
-        run: Which entries they have, and where.
-        spec: What is static of them.
-        shape: Of one value.
+        run: The entries of the messages, and their offsets.
+        spec: The static properties of the messages.
+        shape: The shape of one value.
 
     Returns:
-        The slots int32 [senders, room], the values [senders, room, *shape], and which of
-        them there are.
+        The slots, int32 [senders, room]; the values, [senders, room, *shape]; and booleans
+        [senders, room], which entries are real.
     """
     places = run.places
     here = run.here(lax.bitcast_convert_type(message[:, 0], jnp.int32))
-    # A string that tells nothing has no bits.
+    # A part of a single block has no string, and so no bits to find.
     ones = here * (places.length > 0)
     strings = cut_strings(message, places, spec.longest)
     found, _ = slots_of(strings, jnp.int32(0), spec.room, ones)
@@ -293,7 +293,7 @@ def read_values(
     shape: tuple[int, ...],
     sender: jax.Array | None = None,
 ) -> jax.Array:
-    """The values of messages, [senders, room, *shape]; of one, [room, *shape]."""
+    """Reads the values of messages, [senders, room, *shape]; of one, [room, *shape]."""
     words = spec.room * math.prod(shape) * spec.dtype.itemsize // 4
     cut = _cut(message, places.values, words, sender)
     values = from_words(cut, spec.dtype).reshape(len(cut), spec.room, *shape)
@@ -301,14 +301,14 @@ def read_values(
 
 
 def cut_strings(message: jax.Array, places: Places, longest: int) -> jax.Array:
-    """The strings, or bitmaps, of messages, zeros after them: uint32 [parts, longest]."""
-    # Lanes and values that lie where a longer string would are no bits to be counted.
+    """Cuts out strings, or bitmaps, padded with zeros: uint32 [parts, longest]."""
+    # Lanes and values after a string that is shorter than the longest are masked.
     used = lax.iota(jnp.int32, longest) < places.length
     return jnp.where(used, _cut(message, 1, longest), 0)
 
 
 def row_ends(words: jax.Array) -> jax.Array:
-    """The bits up to the end of each row of words, for kernels that search rows by halving.
+    """Returns the bits up to the end of each row of words, by which kernels search rows.
 
     Args:
         words: uint32 [parts, n].
@@ -320,7 +320,7 @@ def row_ends(words: jax.Array) -> jax.Array:
 
 
 def row_words(n: int) -> int:
-    """How many of n words a row has, so that there are few: a power of two."""
+    """Returns the words of a row, a power of two, for at most `MOST_ROWS` rows."""
     row = 1
     while row * MOST_ROWS < n:
         row *= 2
@@ -330,21 +330,21 @@ def row_words(n: int) -> int:
 def slots_from(
     places: Places, found: jax.Array, low: jax.Array, rank: jax.Array
 ) -> jax.Array:
-    """The slots of entries whose bits were found, and whose low bits are these.
+    """Returns the slots of entries, from the positions of their bits and their low bits.
 
     Args:
-        places: The places of the message's parts.
-        found: int32 [..., k], where in the string or the bitmap their bits are.
-        low: int32 [..., k], what the lanes say; zero of a bitmap.
-        rank: int32 [k], which entries they are.
+        places: The offsets of the message's parts.
+        found: int32 [..., k], the positions of their bits in the string or bitmap.
+        low: int32 [..., k], their bits in the lanes; zero for a bitmap.
+        rank: int32 [k], the numbers of the entries in the message.
     """
-    # The slots of a bitmap; of another code their blocks, if there are several.
+    # For a bitmap these are the slots; for other codes the blocks, if there are several.
     block = (found - places.has_lanes * rank) * places.has_string
     return low | (block << places.shift)
 
 
 def to_words(values: jax.Array) -> jax.Array:
-    """[parts, entries, ...] to uint32 [parts, words]; numbers of a part fill its words."""
+    """Converts values [parts, entries, ...] to uint32 [parts, words], in whole words."""
     parts, size = values.shape[0], values.dtype.itemsize
     words = math.prod(values.shape[1:]) * size // 4
     if size < 4:
@@ -353,7 +353,7 @@ def to_words(values: jax.Array) -> jax.Array:
 
 
 def from_words(words: jax.Array, dtype: Any) -> jax.Array:
-    """Inverse of `to_words`: [parts, numbers]."""
+    """Converts uint32 [parts, words] to [parts, numbers]; inverts `to_words`."""
     parts, size = words.shape[0], jnp.dtype(dtype).itemsize
     numbers = 4 * words.shape[1] // size
     if size > 4:
@@ -362,11 +362,11 @@ def from_words(words: jax.Array, dtype: Any) -> jax.Array:
 
 
 def taken(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Of each row the numbers in these columns, any number where there is no such column.
+    """Returns the numbers of each row in some columns; columns out of range are clipped.
 
     Args:
-        rows: [rows, ...].
-        columns: int32 [k], of all rows, or [rows, k] or [1, k].
+        rows: [rows, n].
+        columns: int32 [k], for all rows, or [rows, k] or [1, k].
     """
     columns = jnp.clip(columns, 0, rows.shape[1] - 1)
     columns = jnp.broadcast_to(columns, (len(rows), columns.shape[-1]))
@@ -381,7 +381,7 @@ def put(message: jax.Array, words: jax.Array, part: Any = 0, begin: Any = 0) -> 
 
 
 def _cut(message, begin, words, sender=None):
-    """So many words of each message, or of that of a sender."""
+    """Returns `words` words from `begin` on, of each message or of one sender's."""
     return lax.dynamic_slice(
         message,
         (jnp.int32(0 if sender is None else sender), jnp.int32(begin)),

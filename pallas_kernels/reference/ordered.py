@@ -1,22 +1,22 @@
 """Ordered sums: floating-point numbers added in a fixed order.
 
 Floating-point addition is not associative. An ordered sum has the same bits in every run,
-and on all devices that are given the same numbers. A scatter-add whose indices repeat is no
-ordered sum on GPUs: XLA compiles it to atomic additions, whose order is that in which
-threads happen to arrive. (They also take float32 denormals for zero.) On CPUs XLA adds in
-the order of the indices, and there a plain scatter-add is an ordered sum. So it is on TPUs,
-whose programs have one order, fixed when they are compiled.
+and on all devices that are given the same numbers. On GPUs a scatter-add with repeated
+indices is not ordered: XLA compiles it to atomic additions, in whatever order threads
+arrive. (They also flush float32 denormals to zero.) On CPUs XLA adds in the order of the
+indices, so a plain scatter-add is an ordered sum. So it is on TPUs, whose programs have one
+order, fixed when they are compiled.
 
-`add_senders` adds what several senders have sent, one sender after another. No index
-repeats within what one sender has sent, so each addition is a load, an add and a store: a
-scatter with `unique_indices=True`. The loop has a known trip count, and the host waits for
-none of its turns.
+`add_senders` adds the entries of several senders, one sender after another. The indices of
+one sender do not repeat, so each addition is a load, an add and a store: a scatter with
+`unique_indices=True`. The loop has a static trip count, so the host does not wait for its
+turns.
 
-`add_repeated` adds a list whose indices may repeat. It sorts the list by its indices, which
-makes equal ones neighbours, and adds neighbours, a fixed number at a time.
+`add_repeated` adds a list whose indices may repeat. It sorts the list by index, so that
+equal indices are neighbours, and adds neighbours, a fixed number at a time.
 
-Indices that are left out lie past the end and are dropped. Each is given an index of its
-own there (`apart`), so that no index repeats.
+Indices past the end are dropped. Each of them is replaced by a distinct index past the end
+(`unique_places`), so that no index repeats.
 """
 
 from collections.abc import Callable
@@ -30,25 +30,25 @@ from pallas_kernels.platforms import by_platform
 from pallas_kernels.types import as_varying, varying_axes
 
 
-# How many rows of a run of equal indices are added by one kernel.
+# The rows of a run of equal indices that one kernel adds.
 _AT_ONCE = 32
-# So many senders are added by a turn of a loop, each by a kernel to compile: a turn takes a
-# launch more.
+# The senders that one turn of a loop adds. Each is a kernel to compile, but each turn takes
+# a further launch.
 _UNROLLED = 16
 
 
-def apart(places: jax.Array, size: int) -> jax.Array:
-    """The places below `size` as they are, others past the end, distinct in each row.
+def unique_places(places: jax.Array, size: int) -> jax.Array:
+    """Replaces places of `size` or more by distinct ones past the end, in each row.
 
     Args:
         places: int32 [..., k].
-        size: How many places there are.
+        size: The number of places.
     """
-    behind = lax.broadcasted_iota(jnp.int32, places.shape, places.ndim - 1)
+    outside = lax.broadcasted_iota(jnp.int32, places.shape, places.ndim - 1)
     if size + places.shape[-1] > 2**31 - 1:
-        # Where int32 ends, so do they.
-        behind = jnp.minimum(behind, 2**31 - 1 - size)
-    return jnp.where(places < size, places, size + behind)
+        # Clipped to int32, where the last ones are equal.
+        outside = jnp.minimum(outside, 2**31 - 1 - size)
+    return jnp.where(places < size, places, size + outside)
 
 
 def add_unique(total: jax.Array, places: jax.Array, values: jax.Array) -> jax.Array:
@@ -59,7 +59,7 @@ def add_unique(total: jax.Array, places: jax.Array, values: jax.Array) -> jax.Ar
         places: int32 [k]; those of `size` or more are left out.
         values: [k, ...].
     """
-    return total.at[apart(places, len(total))].add(
+    return total.at[unique_places(places, len(total))].add(
         values.astype(total.dtype),
         mode="drop",
         unique_indices=True,
@@ -72,14 +72,14 @@ def add_senders(
     places: jax.Array,
     values: jax.Array | Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """Adds what senders have sent, one sender after another.
+    """Adds the rows of several senders, one sender after another.
 
     Args:
         total: [size, ...].
-        places: int32 [senders, k]; those of `size` or more are left out. No other repeats
-            within a sender.
-        values: [senders, k, ...]; or a function from the number of a sender to [k, ...],
-            where all of them need not be there at the same time.
+        places: int32 [senders, k]; those of `size` or more are left out. Others do not
+            repeat within a sender.
+        values: [senders, k, ...]; or a function of the number of a sender that returns
+            [k, ...], so that not all of them need to be in memory at the same time.
     """
     of_sender = values if callable(values) else lambda number: _row(values, number)
     like = jax.eval_shape(of_sender, jnp.int32(0))
@@ -102,7 +102,7 @@ def add_repeated(
         total: [size, ...].
         places: int32 [k]; those of `size` or more are left out.
         values: [k, ...].
-        distinct: Whether none repeats that is not left out: then nothing is sorted.
+        distinct: Whether places below `size` do not repeat; then nothing is sorted.
     """
     if not values.size:
         return total
@@ -117,11 +117,12 @@ def _added_as_they_come(total, places, values):
 
 
 def _added_by_runs(total, places, values):
-    """Sorts by place; then each row gets the sum of the run of equal places it begins.
+    """Sorts rows by place, sums each run of equal places in its first row, and adds these.
 
-    After the first turn a row has the sum of the `_AT_ONCE` rows from it on, as far as the
-    run goes; after the next, of that many times as many. Only every `_AT_ONCE`-th row of a
-    run is looked at again. Other rows hold a part of the sum, and are left out at the end.
+    After the first turn a row has the sum of up to `_AT_ONCE` rows of its run, from itself
+    on; each further turn multiplies that number by `_AT_ONCE`. Each turn only updates every
+    `_AT_ONCE`-th of the rows that the previous one updated. Other rows have partial sums,
+    and are dropped at the end.
     """
     k = len(places)
     at = lax.iota(jnp.int32, k)
@@ -135,15 +136,15 @@ def _added_by_runs(total, places, values):
         for step in range(span, min(span * _AT_ONCE, k), span):
             other = jnp.minimum(at + step, k - 1)
             is_of_run = is_meant & (at + step < k) & (places[other] == places)
-            # What is not meant reads its own row, which is in the cache.
+            # Rows that are not updated read their own row, which is in the cache.
             read = rows.at[jnp.where(is_of_run, other, at)].get(mode="promise_in_bounds")
             mask = is_of_run.reshape(k, *[1] * (rows.ndim - 1))
             sums = sums + jnp.where(mask, read, 0)
-        # Else XLA might compute a turn again in each kernel of the next.
+        # Without the barrier XLA could recompute a turn in each kernel of the next.
         rows, span = lax.optimization_barrier(sums), span * _AT_ONCE
     return add_unique(total, jnp.where(begins, places, len(total)), rows)
 
 
 def _row(x, number):
-    """x[number], of a number that is known to be in range: no test is compiled."""
+    """Returns x[number], for a number in range, without bounds checks."""
     return lax.dynamic_index_in_dim(x, number, keepdims=False, allow_negative_indices=False)

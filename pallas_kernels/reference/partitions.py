@@ -1,7 +1,7 @@
-"""Indices divided among parts, in plain XLA: Zen's Algorithm 1, and DRAGONN's slots.
+"""Divides indices among parts, in plain XLA: Zen's Algorithm 1, and DRAGONN's slots.
 
-Algorithm 1 is bulk-synchronous: all indices whose slot is free write there, then all read
-back, and an index that does not find itself tries the next hash.
+Algorithm 1 is bulk-synchronous here: all indices whose slot is free are written there, then
+all are read back, and an index that does not find itself tries the next hash.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from pallas_kernels.reference.bitmap import EMPTY, padded
 
 
 _TILE = 1 << 16
-_FEW = 1 << 14  # a tile where few are expected
+_FEW = 1 << 14  # the tile where few indices are expected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +26,12 @@ class HashMemory:
 
     Attributes:
         parts: The number of parts.
-        slots: Slots in the parallel memory of a part, r1 in the paper, which advises twice
-            as many as there are indices a part.
-        serial: Slots in the serial memory of a part, r2 in the paper: a tenth of r1.
+        slots: The number of slots in the parallel memory of a part, r1 in the paper, which
+            advises twice as many as a part has indices.
+        serial: The number of slots in the serial memory of a part, r2 in the paper: a tenth
+            of r1.
         hashes: The number of slots that an index tries, k in the paper. If None, one for
-            each seed but the first.
+            each seed except the first.
 
     Example:
         >>> pallas_kernels.HashMemory(parts=4, slots=20, serial=2).room
@@ -56,9 +57,9 @@ class Partitioned(NamedTuple):
     """Indices by part.
 
     Attributes:
-        memory: int32 [parts, room], the indices of each part; -1 where there is none.
-        counts: int32 [parts], the number of indices for the serial memory. What exceeds
-            its size found no slot.
+        memory: int32 [parts, room], the indices of each part; -1 for an empty slot.
+        counts: int32 [parts], the number of indices for the serial memory. Those that
+            exceed its size found no slot.
         left: The indices that found no slot: for `partition` booleans by position in the
             input, for `partition_dense` packed bits by element, 32 to a word.
 
@@ -76,10 +77,10 @@ class Partitioned(NamedTuple):
 
 
 def partition(indices, count, seeds, *, memory):
-    """Algorithm 1: a hash for the part, others for a slot, else the serial memory.
+    """Divides indices by Algorithm 1: a hash for the part, and others for a slot.
 
-    All try their first slot at once. Few wait after that; tile by tile they try the others
-    and go to the serial memories.
+    All indices try their first slot at once. The few that wait after that try the others
+    tile by tile, and then go to the serial memories.
     """
     parts, slots, hashes = memory.parts, memory.slots, memory.hashes
     waiting = (lax.iota(jnp.int32, indices.size) < count) & (indices >= 0)
@@ -98,11 +99,11 @@ def partition(indices, count, seeds, *, memory):
 
     start = parallel, _Serial.empty(parts, memory.serial, waiting)
     parallel, serials = _by_tiles(waiting, again, start, _FEW)
-    return serials.behind(parallel.reshape(parts, slots))
+    return serials.after(parallel.reshape(parts, slots))
 
 
 def _try(parallel, indices, part, waiting, seeds, slots):
-    """A round for each of these seeds: the parallel memory after it, and who waits on."""
+    """Tries a slot for each seed; returns the parallel memory, and which still wait."""
     for k in range(len(seeds)):
         slot = part * slots + hashing.place(indices, seeds[k], slots)
         free = waiting & (parallel[slot] == EMPTY)
@@ -113,7 +114,7 @@ def _try(parallel, indices, part, waiting, seeds, slots):
 
 
 class _Serial(NamedTuple):
-    """The serial memories: int32 [parts, room], what wanted to be there, what is left."""
+    """The serial memories, int32 [parts, room]; the indices for each; and those left."""
 
     memory: jax.Array
     counts: jax.Array
@@ -124,21 +125,21 @@ class _Serial(NamedTuple):
         memory = jnp.full((parts, room), EMPTY, jnp.int32)
         return cls(memory, jnp.zeros(parts, jnp.int32), waiting)
 
-    def behind(self, parallel):
+    def after(self, parallel):
         memory = jnp.concatenate([parallel, self.memory], axis=1)
         return Partitioned(memory, self.counts, self.left)
 
 
 def _to_serial(serials, found, keys, part, used, still):
-    """Takes a tile: of those used, those that are still waiting go to a serial memory.
+    """Appends the indices of a tile that still wait to the serial memories.
 
     Args:
         serials: The serial memories.
-        found: int32 [tile], where in the input they are.
-        keys: int32 [tile], what they are.
+        found: int32 [tile], the positions of the indices in the input.
+        keys: int32 [tile], the indices.
         part: int32 [tile], their parts.
-        used: Booleans [tile].
-        still: Booleans [tile].
+        used: Booleans [tile], which places of the tile are used.
+        still: Booleans [tile], which indices still wait.
     """
     memory, counts, left = serials
     parts, room = memory.shape
@@ -153,14 +154,14 @@ def _to_serial(serials, found, keys, part, used, still):
 
 
 def with_serial(parallel, indices, waiting, seed, serial):
-    """Adds the serial memories: those that still wait, in the order of the input.
+    """Adds the serial memories, with the indices that still wait, in input order.
 
     Args:
-        parallel: int32 [parts, slots].
+        parallel: int32 [parts, slots], the parallel memories.
         indices: int32 [n].
-        waiting: Booleans [n].
-        seed: Of the hash that gives the part.
-        serial: Places in the serial memory of a part.
+        waiting: Booleans [n], which indices still wait.
+        seed: The seed of the hash that gives the part.
+        serial: The number of slots in the serial memory of a part.
     """
     parts = len(parallel)
 
@@ -170,13 +171,13 @@ def with_serial(parallel, indices, waiting, seed, serial):
         return _to_serial(serials, found, keys, part, used, used)
 
     start = _Serial.empty(parts, serial, waiting)
-    return _by_tiles(waiting, store, start, _FEW).behind(parallel)
+    return _by_tiles(waiting, store, start, _FEW).after(parallel)
 
 
 def partition_dense(x, seeds, *, memory):
-    """Algorithm 1 for the non-zero elements, those of a tile after those of the one before.
+    """Divides the non-zero elements by Algorithm 1, tile by tile.
 
-    First all try the slots, then those who found none go to the serial memories.
+    First all of them try the slots; then those without a slot go to the serial memories.
     """
     parts, slots = memory.parts, memory.slots
 
@@ -196,9 +197,9 @@ def partition_dense(x, seeds, *, memory):
 
 
 def threshold_hash(x, threshold, seed, slots):
-    """DRAGONN: every element of at least a magnitude writes its index where it hashes to.
+    """Writes the index of each element of at least a magnitude to the slot of its hash.
 
-    Of several that hash to one slot one stays.
+    This is DRAGONN's selection. Of several elements that hash to one slot one remains.
     """
 
     def write(found, used, memory):
@@ -210,13 +211,16 @@ def threshold_hash(x, threshold, seed, slots):
 
 
 def _by_tiles(flags, step, carry, tile=_TILE):
-    """Carries something over the places of flags, tile by tile: cost follows their number.
+    """Applies a step to the places of set flags, tile by tile.
+
+    The cost grows with the number of set flags.
 
     Args:
-        flags: Booleans, a vector.
-        step: From places int32 [tile], which of them count, and what is carried, to that.
-        carry: What is carried at first.
-        tile: How many places go at a time.
+        flags: Booleans [n].
+        step: A function of places, int32 [tile], of booleans [tile], which of them are
+            real, and of the carry, which returns the next carry.
+        carry: The first carry.
+        tile: The number of places of a tile.
     """
     tile = min(tile, max(flags.size, 1))
     index = rank_index(pack(padded(flags)), lanes=tile)
@@ -227,7 +231,7 @@ def _by_tiles(flags, step, carry, tile=_TILE):
         found = select(index, first[None], length=tile)[0]
         return first + tile, step(found, first + lax.iota(jnp.int32, tile) < count, carry)
 
-    # Inside shard_map what is carried has to differ by rank as soon as the flags do.
+    # Inside shard_map the carry must vary over the axes over which the flags vary.
     carry = jax.tree.map(lambda y: jnp.where(count < 0, jnp.zeros_like(y), y), carry)
     first = jnp.where(count < 0, count, 0)
     return lax.while_loop(lambda state: state[0] < count, one_tile, (first, carry))[1]

@@ -1,13 +1,14 @@
-"""Lists the slots of sets that are packed bits, in the way of each platform.
+"""Lists the slots of sets that are packed bits, by an algorithm for each platform.
 
-On CPUs and TPUs each slot is searched for by its rank: `rank_select`.
+On CPUs and TPUs each slot is searched for by its rank: `rank_select`. (TPUs perform the
+updates of a scatter one after another.)
 
-On GPUs sets are not searched, which is a dozen kernels, each waiting for the one before.
-Each unit that is present finds its own rank, from the bits up to its word and those below
-it in the word, and writes itself there: one kernel over all units. Where these are many,
-each word that has bits writes itself where the rank of its first one is, and each rank
-finds its word among the 32 places up to its own: one kernel over the words, and two over
-the ranks. TPUs write what a scatter is given one after another: there sets are searched.
+On GPUs a search would take a dozen kernels, each waiting for the previous one. Instead each
+unit that is present computes its own rank, from the bits before its word and those below it
+in the word, and is written to that place of the list: one kernel over all units. If there
+are many units, each word that has bits is written to the place of its first bit's rank, and
+each rank finds its word among the 32 places up to its own: one kernel over the words, and
+two over the ranks.
 """
 
 import functools
@@ -30,8 +31,8 @@ from pallas_kernels.rank_select import (
 from pallas_kernels.types import untyped
 
 
-# Units that find their own ranks in less time than two kernels take to launch: each takes
-# some 55 instructions, of which an H200 does 29 million million a second.
+# The number of units that compute their own ranks in the time of two launches: each takes
+# about 55 instructions, and an H200 executes 2.9e13 of these a second.
 _FEW_UNITS = 1 << 22
 
 
@@ -42,13 +43,14 @@ def slots_of(
 
     Args:
         words: uint32 [parts, words], the bits.
-        first: The rank of the first slot.
-        length: How many ranks.
-        counts: int32 [parts], how many bits each part has, where that is known: on CPUs it
-            saves adding them up.
+        first: int32 [], the rank of the first slot.
+        length: The number of ranks.
+        counts: int32 [parts], the number of bits of each part, if known; on CPUs that saves
+            a sum.
 
     Returns:
-        The slots int32 [parts, length], anything beyond a part's count; all counts.
+        The slots, int32 [parts, length], unspecified beyond a part's count; and the counts,
+        int32 [parts].
     """
     if policy().scatters:
         write = _slots_that_write if words.size * WORD <= _FEW_UNITS else _slots_by_words
@@ -58,13 +60,13 @@ def slots_of(
 
 @functools.partial(jax.jit, static_argnames="length")
 def _slots_that_are_searched(words, first, length, counts):
-    """`slots_of`, each found by the rank that it has."""
+    """Does as `slots_of`, by a search for each rank."""
     parts, row = words.shape
     search = rank_index(words.reshape(-1), lanes=parts * length)
     if counts is not None:
         starts = running_sum(counts) - counts
     else:
-        # Read off the index: to count again, and add up, takes six more kernels.
+        # The counts are read from the index: counting again would take six more kernels.
         if row and row % search.row == 0:
             ends = search.row_end.reshape(parts, -1)[:, -1]
         else:
@@ -76,9 +78,9 @@ def _slots_that_are_searched(words, first, length, counts):
 
 
 def _counted(words):
-    """The words, the bits of each part up to the end of each, and the bits of each."""
+    """Returns the words, the prefix sums of their popcounts in each part, and popcounts."""
     counts = lax.population_count(words).astype(jnp.int32)
-    # The barrier keeps XLA from counting again for every bit or slot.
+    # Without the barrier XLA would recompute the counts for every bit or slot.
     words, ends = lax.optimization_barrier((words, running_sum(counts)))
     return words, ends, counts
 
@@ -86,7 +88,7 @@ def _counted(words):
 @untyped
 @functools.partial(jax.jit, static_argnames="length")
 def _slots_that_write(words, first, length):
-    """`slots_of`, each of which finds its rank and writes itself there."""
+    """Does as `slots_of`, by a scatter of each slot to the place of its rank."""
     parts, row = words.shape
     words, ends, _ = _counted(words)
     shape = (parts, row, WORD)
@@ -96,10 +98,10 @@ def _slots_that_write(words, first, length):
     rank = ends[..., None] - from_here - first
     is_there = (here & 1 != 0) & (rank >= 0) & (rank < length)
     slot = word * WORD + bit
-    # Those that are left out are distinct, unless int32 ends.
-    behind = jnp.minimum(part * (row * WORD) + slot, 2**31 - 1 - parts * length)
-    place = jnp.where(is_there, part * length + rank, parts * length + behind)
-    # Filled with a number of its own: of equal arrays XLA makes one, and copies of it.
+    # The places of slots that are left out are distinct, unless they exceed int32.
+    outside = jnp.minimum(part * (row * WORD) + slot, 2**31 - 1 - parts * length)
+    place = jnp.where(is_there, part * length + rank, parts * length + outside)
+    # Filled with a number that no other array has: XLA would share equal arrays, by copies.
     found = jnp.broadcast_to(ends[-1, -1], parts * length)
     found = found.at[place.reshape(-1)].set(
         slot.reshape(-1), mode="drop", unique_indices=True, wrap_negative_indices=False
@@ -110,24 +112,24 @@ def _slots_that_write(words, first, length):
 @untyped
 @functools.partial(jax.jit, static_argnames="length")
 def _slots_by_words(words, first, length):
-    """`slots_of`, of which each finds its word among those that begin just before it."""
+    """Does as `slots_of`, by a scatter of words, among which each rank finds its own."""
     parts, row = words.shape
     words, ends, counts = _counted(words)
     part, word = (lax.broadcasted_iota(jnp.int32, words.shape, i) for i in range(2))
     begins = ends - counts - first
-    # Of the words that begin before the first slot one may have it.
+    # At most one word that begins before the first slot contains it.
     is_there = (counts > 0) & (ends > first) & (begins < length)
-    # Those that are left out are distinct, unless int32 ends.
-    behind = jnp.minimum(part * row + word, 2**31 - 1 - parts * length)
+    # The places of words that are left out are distinct, unless they exceed int32.
+    outside = jnp.minimum(part * row + word, 2**31 - 1 - parts * length)
     place = part * length + jnp.maximum(begins, 0)
-    place = jnp.where(is_there, place, parts * length + behind)
-    # Filled with a number of its own: of equal arrays XLA makes one, and copies of it.
+    place = jnp.where(is_there, place, parts * length + outside)
+    # Not a constant zero: XLA would share equal arrays, by copies.
     nothing = jnp.minimum(ends[-1, -1], 0)
     marks = jnp.broadcast_to(nothing, parts * length)
     marks = marks.at[place.reshape(-1)].set(
         word.reshape(-1), mode="drop", unique_indices=True, wrap_negative_indices=False
     )
-    # Words are marked in ascending order, and have at most 32 slots.
+    # Marks ascend, and a word has at most 32 slots, so a maximum over 32 places finds it.
     window, ahead = (1, WORD), ((0, 0), (WORD - 1, 0))
     marks = marks.reshape(parts, length)
     word = lax.reduce_window(marks, np.int32(0), lax.max, window, (1, 1), ahead)

@@ -1,7 +1,7 @@
-"""What messages are packed from and unpacked from, and what of them is static.
+"""The operands of packing and unpacking messages, and their static properties.
 
-Arrays that belong together are a `NamedTuple`; what is static is a frozen dataclass, which
-JAX and Triton compare to find a program that they have compiled.
+Arrays that belong together are a `NamedTuple`. Static properties are a frozen dataclass,
+which JAX and Triton compare to find a program that they have compiled.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from pallas_kernels.striping import Striping
 
 
-# Dtypes that kernels read and write of a message, by the number that they know each by.
+# The dtypes of values that kernels read and write; each index here is a dtype's number.
 TRAVELS = ("float32", "float16", "bfloat16")
 
 
@@ -23,17 +23,17 @@ class MessageSpec:
 
     Attributes:
         room: The number of entries of the longest message, a multiple of 4.
-        words: The words of a message of any size. The values of `room` entries must fit
-            behind any place where values may begin. Planes that are not sent are placed
-            after them.
-        longest: The words of the longest string or bitmap.
-        planes: For how many bytes of a slot `numbers` has a place.
+        words: The number of words of the buffer of a message of any size. The values of
+            `room` entries must fit after any offset of values. Planes that are not sent are
+            placed after them.
+        longest: The number of words of the longest string or bitmap.
+        planes: The number of bytes of a slot for which `numbers` has an offset.
         dtype: The dtype of the values in a message; that of the array if None.
         units: The map from parts (or senders) and slots to units. If None, a slot is a
             unit.
         at: The index in `numbers` at which the numbers of these messages begin.
-        end: How many words of a message are packed, where its size is known; at least as
-            many as it has. All if None.
+        end: The number of words of a message that are packed, if its size is known; at
+            least as many as it has. All if None.
         bitmaps: Whether slots are sent as bitmaps as wide as a part of `units`, in all of
             these messages, and replace zeros. Kernels may then write the array in its own
             order.
@@ -62,7 +62,7 @@ class MessageSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Unpacking:
-    """How values of received messages are written.
+    """The options by which values of received messages are written.
 
     Attributes:
         replaces: Whether values replace those of the array. Then no two entries have the
@@ -83,7 +83,7 @@ class Unpacking:
     last: int | None = None
 
     def until(self, room: int) -> int:
-        """The entry after the last one that is unpacked, of messages with this room."""
+        """Returns the end of the unpacked entries, for messages with this capacity."""
         return room if self.last is None else self.last
 
 
@@ -120,8 +120,8 @@ class Received(NamedTuple):
     """Received messages, whole or in pieces.
 
     Attributes:
-        message: uint32 [senders, words], as `pack_message` makes them. What lies after the
-            end of a message is not read.
+        message: uint32 [senders, words], as `pack_message` makes them. Words after the end
+            of a message are not read.
         ends: The second result of `index_message` for these messages, or None. With it,
             `message` may end where its strings end, or where `values` begins.
         values: uint32 [senders, words], the values from entry `Unpacking.first` on, where a

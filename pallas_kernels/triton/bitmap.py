@@ -1,7 +1,7 @@
-"""Bitmap coding, and messages with bitmaps, in Triton.
+"""Bitmap encoding and decoding, and messages with bitmaps, in Triton.
 
-Encoding waits for memory; decoding, with a thread a word, for hardly anything. For the
-first two see also `pallas_kernels.pallas.bitmap`.
+Encoding is bound by memory bandwidth; decoding has a thread for each word and is short. For
+both see also `pallas_kernels.pallas.bitmap`.
 """
 
 import jax
@@ -17,8 +17,8 @@ from pallas_kernels.triton.words import count_bits, list_bits, nonzero
 
 
 _WORDS = 64  # words that a program packs
-_DECODED = 256  # and whose bits it lists
-_SLOTS = 512  # of each column of an array that a program writes
+_DECODED = 256  # words whose bits a program lists
+_SLOTS = 512  # slots of each column of an array that a program writes
 
 
 def bitmap_encode(x):
@@ -37,14 +37,14 @@ def bitmap_encode(x):
 
 @triton.jit
 def encode_kernel(x_ptr, words_ptr, SIZE: tl.constexpr, WORDS: tl.constexpr):
-    """A program packs a run of words."""
+    """Packs consecutive words in each program."""
     word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     words = nonzero(x_ptr, word * 32, SIZE)
     tl.store(words_ptr + word, words, mask=word < (SIZE + 31) // 32)
 
 
 def bitmap_decode(words, capacity, fill):
-    """See `pallas_kernels.bitmap_decode`; `fill` is what stands after the last bit."""
+    """See `pallas_kernels.bitmap_decode`; the list is padded with `fill`."""
     ends = run_ends(words, _DECODED)
     (found,) = launch(
         decode_kernel,
@@ -68,7 +68,7 @@ def decode_kernel(
     CAPACITY: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """A program writes the positions of the bits of a run of words."""
+    """Writes the positions of the set bits of consecutive words in each program."""
     program = tl.program_id(0)
     word = program * WORDS + tl.arange(0, WORDS)
     words = tl.load(words_ptr + word, mask=word < SIZE, other=0)
@@ -78,27 +78,28 @@ def decode_kernel(
 
 
 def unpack_bitmaps(into, received, numbers, *, spec, how):
-    """See `pallas_kernels.unpack_message`, with `bitmaps`.
+    """Unpacks messages with bitmaps: see `pallas_kernels.unpack_message`.
 
-    Where a sixth of all numbers arrive, nearly each line of the array has one. Written
-    entry by entry, 19 million numbers into 128 million took an H200 1.05 ms. Here a program
-    writes runs of the array, zeros included (0.35 ms): it looks for each place whether its
-    slot has a bit, and which number that is, by the bits before it in its word, and before
-    the word (`index_message.rank_words`). Slots of one number belong to as many senders as
-    there are parts, and to as many columns of the array (`striping`): a program has a run
-    of slots of all columns, so the words that it needs are few, and beside each other.
+    If a sixth of all numbers are received, nearly every cache line of the array has one.
+    Written entry by entry, 19 million numbers into 128 million took 1.05 ms on an H200.
+    Here a program writes consecutive elements of the array, zeros included (0.35 ms). For
+    each element it reads whether its slot has a bit, and the rank of that bit, from the
+    bits before it in its word and before the word (`index_message.rank_words`). The units
+    of one slot belong to different parts, and so to different senders, and are in different
+    columns of the array (`striping`). A program has consecutive slots of all columns, so
+    the words that it reads are few and adjacent.
 
-    Of messages that come in pieces, each piece writes the places whose ranks are in it.
+    If messages are sent in pieces, each piece writes the elements whose ranks are in it.
     """
     message, table, values = received
     alone = values is not None
     values = values if alone else message
-    told = [values.shape[1], how.first, how.until(spec.room), int(alone)]
+    sizes = [values.shape[1], how.first, how.until(spec.room), int(alone)]
     form = EntryConfig.of(spec, into, len(table), 0, (_SLOTS, 1))
     (total,) = launch(
         unpack_bitmaps_kernel,
         triton.cdiv(form.column, form.block),
-        (table, values, numbers, jnp.array(told, jnp.int32), seeds_of(spec.units)),
+        (table, values, numbers, jnp.array(sizes, jnp.int32), seeds_of(spec.units)),
         in_place=(into,),
         warps=8,
         FORM=form,
@@ -112,22 +113,22 @@ def unpack_bitmaps_kernel(
     table_ptr,
     values_ptr,
     numbers_ptr,
-    told_ptr,
+    sizes_ptr,
     seeds_ptr,
     _into,
     into_ptr,
     FORM: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """A program writes a run of slots of all columns, as far as they are in this piece."""
-    first = tl.load(told_ptr + 1)
-    last = tl.load(told_ptr + 2)
+    """Writes consecutive slots of all columns in each program, if they are in the piece."""
+    first = tl.load(sizes_ptr + 1)
+    last = tl.load(sizes_ptr + 2)
     sender = tl.arange(0, ALL)
     word = tl.program_id(0) * (FORM.block // 32)
     ranks = table_ptr + (word * FORM.parts + sender) * 2 + 1
     least = tl.load(ranks, mask=sender < FORM.parts, other=last)
-    behind = (sender < FORM.parts) & (word + FORM.block // 32 < FORM.bits)
-    most = tl.load(ranks + FORM.block // 32 * FORM.parts * 2, mask=behind, other=last)
+    has_next = (sender < FORM.parts) & (word + FORM.block // 32 < FORM.bits)
+    most = tl.load(ranks + FORM.block // 32 * FORM.parts * 2, mask=has_next, other=last)
     most = tl.where(sender < FORM.parts, most, -1)
     if (tl.min(least, 0) >= last) | (tl.max(most, 0) < first):
         return
@@ -135,12 +136,12 @@ def unpack_bitmaps_kernel(
     inside = slot < FORM.column
     turn = turned(slot, seeds_ptr, FORM)
     bit = (slot & 31).to(tl.uint32)
-    # Values alone begin with that of the first entry.
+    # A piece with values alone begins with the value of its first entry.
     begins = tl.load(numbers_ptr + FORM.at + 4)
-    if tl.load(told_ptr + 3) != 0:
+    if tl.load(sizes_ptr + 3) != 0:
         begins = -(first // 4 * FORM.unit)
     values = values_at(values_ptr + begins, FORM)
-    stride = tl.load(told_ptr).to(tl.int64) * (4 // FORM.unit)
+    stride = tl.load(sizes_ptr).to(tl.int64) * (4 // FORM.unit)
     for column in range(FORM.parts):
         part = column + turn
         part = tl.where(part >= FORM.parts, part - FORM.parts, part)

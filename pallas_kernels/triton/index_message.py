@@ -1,10 +1,11 @@
-"""What is looked up in messages that were received: their headers, and bits row by row.
+"""Reads the headers of received messages, and counts the bits of their strings, by rows.
 
-A program counts the bits of some rows of a message's string. Of each message another adds
-the counts up: they are few. How long messages and their strings are is data, so one kernel
-does it for messages of all sizes.
+In the first launch a program counts the bits of some rows of a message's string. In the
+second one program for each message computes the prefix sums of these counts, which are few.
+The lengths of messages and strings are data, so one kernel is compiled for all sizes.
 
-Of bitmaps that are unpacked in the order of an array (`bitmap`) each word is ranked, too.
+For bitmaps that are unpacked in the order of an array (`bitmap`) a third launch computes
+the rank of each word.
 """
 
 import jax
@@ -17,8 +18,8 @@ from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.words import count_bits
 
 
-_WORDS = 4096  # that a program counts the bits of
-_ROWS = 4096  # that a program adds up at a time
+_WORDS = 4096  # words whose bits a program counts
+_ROWS = 4096  # rows whose counts a program sums at a time
 
 
 def index_message(message, numbers, *, spec):
@@ -51,12 +52,12 @@ def index_message(message, numbers, *, spec):
 
 
 def rank_words(message, ends, longest):
-    """The words of bitmaps, each beside the bits before it: int32 [longest, senders, 2].
+    """Returns the words of bitmaps, and the bits before each: int32 [longest, senders, 2].
 
     Args:
         message: uint32 [senders, words], with the bitmap after the header.
         ends: int32 [senders, rows], the bits up to the end of each row of its words.
-        longest: Words of the bitmap.
+        longest: The number of words of the bitmap.
     """
     senders, row = len(message), row_words(longest)
     (table,) = launch(
@@ -75,17 +76,17 @@ def rank_words(message, ends, longest):
 
 @triton.jit
 def sum_rows_kernel(counts_ptr, ends_ptr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """A program adds up the counts of a message, up to each row.
+    """Computes the prefix sums of the counts of one message in each program.
 
-    Not in place: several threads may load one count, and a sum that is stored there by the
-    first of them would be what the next one loads.
+    They are not written in place: several threads may load one count, and a later one would
+    load the sum that the first has stored.
     """
     before = 0
     for begin in range(0, ROWS, BLOCK):
         row = begin + tl.arange(0, BLOCK)
         own = tl.program_id(0).to(tl.int64) * ROWS + row
         counts = tl.load(counts_ptr + own, mask=row < ROWS, other=0)
-        # The interpreter adds up in 64 bits.
+        # The interpreter sums in 64 bits.
         ends = (before + tl.cumsum(counts, 0)).to(tl.int32)
         tl.store(ends_ptr + own, ends, mask=row < ROWS)
         before += tl.sum(counts, 0).to(tl.int32)
@@ -103,7 +104,7 @@ def count_rows_kernel(
     AT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program counts the bits of a run of rows, and the first reads the header."""
+    """Counts the bits of consecutive rows in each program; the first reads the header."""
     blocks: tl.constexpr = (ROWS + BLOCK - 1) // BLOCK
     sender = tl.program_id(0) // blocks
     begin = tl.program_id(0) % blocks * BLOCK
@@ -112,7 +113,7 @@ def count_rows_kernel(
     tl.store(heads_ptr + sender, head, mask=begin == 0)
     row = begin + tl.arange(0, BLOCK)
     word = row[:, None] * ROW + tl.arange(0, ROW)[None, :]
-    # Lanes and values that lie where a longer string would are no bits to be counted.
+    # Lanes and values after a string that is shorter than the longest are not counted.
     bits = tl.load(own + 1 + word, mask=word < tl.load(numbers_ptr + AT + 3), other=0)
     counts = tl.sum(count_bits(bits.to(tl.uint32, bitcast=True)), axis=1)
     own_counts = counts_ptr + sender.to(tl.int64) * ROWS
@@ -131,7 +132,7 @@ def rank_words_kernel(
     SENDERS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program ranks the words of a row, of all senders."""
+    """Ranks the words of one row, for all senders, in each program."""
     row = tl.program_id(0)
     sender = tl.arange(0, BLOCK)[None, :]
     word = row * ROW + tl.arange(0, ROW)[:, None]
@@ -141,7 +142,7 @@ def rank_words_kernel(
     counts = count_bits(words.to(tl.uint32, bitcast=True))
     ends = ends_ptr + sender * ROWS + row - 1
     before = tl.load(ends, mask=(sender < SENDERS) & (row > 0), other=0)
-    # The interpreter adds up in 64 bits.
+    # The interpreter sums in 64 bits.
     rank = (before + tl.cumsum(counts, 0) - counts).to(tl.int32)
     to = table_ptr + (word * SENDERS + sender) * 2
     tl.store(to, words.to(tl.int32, bitcast=True), mask=there)

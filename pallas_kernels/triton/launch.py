@@ -1,12 +1,13 @@
-"""Launches kernels of Triton: the one file that chooses by which way, by the JAX here.
+"""Launches Triton kernels, by an implementation that depends on the version of JAX.
 
     JAX 0.10, 0.11      jax-triton, which compiles the kernel, by a custom call of its own
     JAX 0.12 and later  PTX (`pallas_kernels.triton.ptx`), launched by JAX itself, with
                         `jax.experimental.thunky.ptx_kernel`
 
-A kernel's arguments are the operands, then what it works on in place, then its results,
-then sizes as Python numbers, compiled in. What is in place comes twice, as operand and as
-result: two pointers to the same memory. Both ways compile the same source to the same PTX.
+A kernel's arguments are the operands, then the arrays that it updates in place, then its
+results, then sizes as Python numbers, which are compiled in. An array in place is passed
+twice, as operand and as result: two pointers to the same memory. Both implementations
+compile the same source to the same PTX.
 """
 
 import sys
@@ -19,12 +20,12 @@ from jax.sharding import AxisType, PartitionSpec as P
 from pallas_kernels import backends
 
 
-# The first JAX that launches PTX; jax-triton 0.3 fails on it, and so does 0.4.
+# The first version of JAX that launches PTX; jax-triton 0.3 and 0.4 fail on it.
 LAUNCHES_PTX = (0, 12)
 
 
 class Launch(NamedTuple):
-    """What is launched; see `launch`."""
+    """The arguments of a launch; see `launch`."""
 
     kernel: Any
     programs: int
@@ -37,7 +38,7 @@ class Launch(NamedTuple):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Of what the pointers of the kernel point to, in order."""
+        """The dtypes of the arrays of the kernel's pointers, in order."""
         like = (*self.operands, *self.in_place, *self.in_place, *self.results)
         return tuple(x.dtype.name for x in like)
 
@@ -53,17 +54,20 @@ def launch(
     zeroed: bool = False,
     **sizes: Any,
 ) -> list[jax.Array]:
-    """Runs a kernel in as many programs; what it left in place, then its other results.
+    """Runs a kernel in a number of programs.
 
     Args:
-        kernel: Of `triton.jit`.
-        programs: How many there are.
-        operands: What it reads.
-        in_place: What it reads and writes.
-        results: The shapes and dtypes of what it only writes.
-        warps: Of 32 threads, for a program.
-        zeroed: Whether results are zero before it runs; else they may hold anything.
-        **sizes: Python numbers that the kernel was written for.
+        kernel: A function of `triton.jit`.
+        programs: The number of programs.
+        operands: The arrays that it reads.
+        in_place: The arrays that it reads and writes.
+        results: The shapes and dtypes of the arrays that it only writes.
+        warps: The number of warps, of 32 threads, of a program.
+        zeroed: Whether results are zeros before it runs; else they are not initialized.
+        **sizes: The values of its `constexpr` parameters.
+
+    Returns:
+        The arrays in place after the launch, then the results.
     """
     given = tuple(operands), tuple(in_place), tuple(results)
     one = Launch(kernel, programs, *given, warps, zeroed, sizes)
@@ -71,12 +75,12 @@ def launch(
 
 
 def by_ptx() -> bool:
-    """Whether the JAX here launches PTX itself."""
+    """Returns whether this version of JAX launches PTX itself."""
     return jax.__version_info__ >= LAUNCHES_PTX
 
 
 def missing() -> str | None:
-    """What launches need that is not here, and how to get it; None if nothing."""
+    """Returns what launches need but is not installed, and the fix; None if nothing."""
     version, extra = jax.__version__, "pip install 'sparsejax[triton]'"
     if sys.platform != "linux":
         return f"Triton, which there is for Linux, and this is {sys.platform}"
@@ -106,7 +110,7 @@ def missing() -> str | None:
 
 
 def by_jax_triton(one: Launch) -> list[jax.Array]:
-    """Launches by a custom call of jax-triton."""
+    """Launches a kernel by a custom call of jax-triton."""
     import jax_triton  # pyright: ignore[reportMissingImports]  # it needs a GPU's jaxlib
 
     first = len(one.operands)
@@ -129,7 +133,7 @@ def by_jax_triton(one: Launch) -> list[jax.Array]:
 
 
 def by_jax(one: Launch) -> list[jax.Array]:
-    """Launches PTX, as one of the program's own kernels: XLA captures it in CUDA graphs."""
+    """Launches PTX as one of the program's own kernels, which CUDA graphs may contain."""
     from jax.experimental import thunky  # pyright: ignore[reportAttributeAccessIssue]
 
     from pallas_kernels.triton import ptx
@@ -138,7 +142,7 @@ def by_jax(one: Launch) -> list[jax.Array]:
     code = ptx.compiled(one.kernel, one.dtypes, one.sizes, one.warps, capability)
     read = len(one.operands) + len(one.in_place)
     written = len(one.in_place) + len(one.results)
-    own = code.pointers - read - written  # Triton's, which no kernel here uses
+    own = code.pointers - read - written  # those that Triton adds; no kernel here uses them
 
     @thunky.jit
     def run(*buffers):
@@ -166,9 +170,9 @@ def by_jax(one: Launch) -> list[jax.Array]:
 
 
 def _on_each_device(call: Callable) -> Callable:
-    """The function inside `shard_map` over all axes of the mesh, as JAX asks of a launch.
+    """Wraps a function in a `shard_map` over all mesh axes, as JAX requires of a launch.
 
-    Over axes that were not manual before, every device has whole arrays and computes all.
+    Along axes that were not manual before, each device has whole arrays and computes all.
     """
     mesh = jax.sharding.get_abstract_mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))

@@ -1,21 +1,23 @@
-"""Messages in Triton: one launch that writes them, and one that reads and adds them up.
+"""Messages in Triton: one launch packs them, and one unpacks and adds them up.
 
-A program has a run of entries of one part, or of one sender: as many as make their values
-`_NUMBERS` numbers, or a few rows of them where rows are longer. After the last entry it
-leaves at once. It goes over its entries once, a thread an entry or a few, for string and
-lanes, and then over their values, column by column where they are rows.
+A program processes consecutive entries of one part, or of one sender: as many as have
+`_TILE[0]` numbers in their values, or a few if values are longer rows. A program after the
+last entry returns at once. It processes its entries once for string and lanes, with one or
+a few entries for each thread, and then their values, by columns if they are rows.
 
-Where the bits of its entries are it finds by their ranks, in a set's bits or a message's
-string: the row of words by halving, among counts that XLA has added up before the launch,
-then the word and the bit. No list of all entries is written and read again.
+It finds the bits of its entries by their ranks, in the bits of a set or in the string of a
+message: first the row of words by halving, in prefix sums that are computed before the
+launch, then the word and the bit. No list of all entries is written and read again.
 
-The bits of a string ascend with the entries, so all that are in one word are a run of
-neighbours. Sums of marks from the program's first entry on, modulo 2^32, give a word as the
-sum at the last of its run less the sum before the first: two atomic additions a word and
-program. A launch before has cleared the messages: not where values will be, nor after.
+The bits of a string ascend with the entries, so all bits of one word are from neighbouring
+entries. Prefix sums of bits from the program's first entry on, modulo 2^32, give a word as
+the sum at its last entry minus the sum before its first: two atomic additions for each word
+and program. An earlier launch has cleared the messages, except where values will be written
+and after the end.
 
-What one sender sends is added without atomics: no two of its entries have one unit. So an
-ordered sum (`reference.ordered`) is a launch a sender, others are one launch of atomics.
+The entries of one sender are added without atomics, since no two of them have the same
+unit. So an ordered sum (`reference.ordered`) takes a launch for each sender; other sums
+take one launch with atomics.
 """
 
 import jax
@@ -38,7 +40,7 @@ from pallas_kernels.triton.slots import (
 )
 
 
-_TILE = 1024, 256  # numbers of a program's entries at a time, and of one of them, at most
+_TILE = 1024, 256  # the most numbers of a program's values at a time, and of one value
 _WARPS = 8
 _CLEARED = 4096  # words that a program clears
 
@@ -49,7 +51,7 @@ def pack_message(sets, array, numbers, *, spec):
     if ends is None:
         ends = slots if sets.is_listed else row_ends(slots)
     form = EntryConfig.of(spec, array, slots.shape[1], ends.shape[1], _TILE)
-    # Data, so that one kernel is compiled for messages of all sizes.
+    # An operand, so that one kernel is compiled for messages of all sizes.
     stride = jnp.array([spec.packed], jnp.int32)
     operands = slots, ends, counts, numbers, array.reshape(-1)
     listed_units = counts if units is None else units
@@ -77,12 +79,12 @@ def unpack_message(into, received, numbers, *, spec, how):
     last = how.until(spec.room)
     alone = values is not None
     values = values if alone else message
-    # Data, so that one kernel is compiled for messages of all sizes, and for all senders.
-    told = [message.shape[1], values.shape[1], how.first, last, int(alone)]
+    # An operand, so that one kernel is compiled for messages of all sizes, and all senders.
+    sizes = [message.shape[1], values.shape[1], how.first, last, int(alone)]
     in_turn = how.ordered and not how.replaces
     each, sums = 1 if in_turn else len(message), into.reshape(-1)
     for sender in range(0, len(message), each):
-        run = jnp.array([*told, sender, each], jnp.int32)
+        run = jnp.array([*sizes, sender, each], jnp.int32)
         (sums,) = launch(
             unpack_message_kernel,
             each * triton.cdiv(last - how.first, form.block),
@@ -97,7 +99,7 @@ def unpack_message(into, received, numbers, *, spec, how):
 
 
 def _cleared(counts, numbers, stride, words, form):
-    """Messages that are zero wherever no value will be; after them is anything."""
+    """Makes messages that are zero except where values will be, and unspecified after."""
     (message,) = launch(
         clear_message_kernel,
         len(counts) * triton.cdiv(words, _CLEARED),
@@ -123,7 +125,7 @@ def clear_message_kernel(
     AT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program clears a run of words of a message, but for those of its values."""
+    """Clears words of a message, except those of its values, in each program."""
     stride = tl.load(stride_ptr)
     blocks = (stride + BLOCK - 1) // BLOCK
     part = tl.program_id(0) // blocks
@@ -134,10 +136,10 @@ def clear_message_kernel(
         return
     here = entries_here(tl.load(counts_ptr + part), run, ROOM)
     values = tl.load(run + 4)
-    # A word that values fill by half is cleared, too; the bytes are more than int32.
-    behind = values + tl.maximum(here, 0).to(tl.int64) * UNIT // 4
+    # A word that values fill by half is cleared, too. The number of bytes may exceed int32.
+    values_end = values + tl.maximum(here, 0).to(tl.int64) * UNIT // 4
     word = begin + tl.arange(0, BLOCK)
-    mask = (word < end) & ((word < values) | (word >= behind))
+    mask = (word < end) & ((word < values) | (word >= values_end))
     own = message_ptr + part.to(tl.int64) * stride
     tl.store(own + word, tl.zeros_like(word), mask=mask)
 
@@ -158,7 +160,7 @@ def pack_message_kernel(
     GIVEN: tl.constexpr,
     FORM: tl.constexpr,
 ):
-    """A program writes a run of entries of a part, and the first of them the header."""
+    """Writes consecutive entries of a part in each program, and the header in its first."""
     part = tl.program_id(0) // FORM.blocks
     begin = tl.program_id(0) % FORM.blocks * FORM.block
     own = message_ptr + part.to(tl.int64) * tl.load(stride_ptr)
@@ -185,12 +187,12 @@ def pack_message_kernel(
         bit = (slot >> shift) + has_lanes * rank
         word = bit >> 5
         mark = (there.to(tl.uint32) << (bit & 31).to(tl.uint32)).to(tl.int32)
-        # The interpreter adds up in 64 bits, and has to drop the upper ones.
+        # The interpreter sums in 64 bits, of which the upper ones must be dropped.
         sums = tl.cumsum(mark, 0).to(tl.int64).to(tl.int32)
         before = tl.gather(word, tl.maximum(number - 1, 0), 0)
-        behind = tl.gather(word, tl.minimum(number + 1, FORM.block - 1), 0)
+        following = tl.gather(word, tl.minimum(number + 1, FORM.block - 1), 0)
         is_first = (number > 0) & (before != word)
-        is_last = (rank + 1 == here) | (number + 1 == FORM.block) | (behind != word)
+        is_last = (rank + 1 == here) | (number + 1 == FORM.block) | (following != word)
         string = own + tl.load(run + 2)
         tl.atomic_add(string + word, sums, mask=there & is_last, sem="relaxed")
         tl.atomic_add(string + word, mark - sums, mask=there & is_first, sem="relaxed")
@@ -228,7 +230,7 @@ def unpack_message_kernel(
     values_ptr,
     ends_ptr,
     numbers_ptr,
-    told_ptr,
+    sizes_ptr,
     seeds_ptr,
     _into,
     into_ptr,
@@ -236,13 +238,13 @@ def unpack_message_kernel(
     ALONE: tl.constexpr,
     FORM: tl.constexpr,
 ):
-    """A program adds, or sets, a run of entries of a sender; senders take turns."""
-    first = tl.load(told_ptr + 2)
-    last = tl.load(told_ptr + 3)
-    senders = tl.load(told_ptr + 6)
-    sender = tl.load(told_ptr + 5) + tl.program_id(0) % senders
+    """Adds or writes consecutive entries of a sender in each program, senders in turn."""
+    first = tl.load(sizes_ptr + 2)
+    last = tl.load(sizes_ptr + 3)
+    senders = tl.load(sizes_ptr + 6)
+    sender = tl.load(sizes_ptr + 5) + tl.program_id(0) % senders
     begin = first + tl.program_id(0) // senders * FORM.block
-    own = message_ptr + sender.to(tl.int64) * tl.load(told_ptr)
+    own = message_ptr + sender.to(tl.int64) * tl.load(sizes_ptr)
     run = numbers_ptr + FORM.at
     here = entries_here(tl.load(own).to(tl.int32, bitcast=True), run, FORM.room)
     here = tl.minimum(here, last)
@@ -268,12 +270,12 @@ def unpack_message_kernel(
         unit = striped_unit(sender, slot, seeds_ptr, FORM)
     there = there & (unit >= 0) & (unit < FORM.size)
     unit = unit.to(tl.int64)
-    # Values alone begin with that of the first entry.
-    behind = values_ptr + sender.to(tl.int64) * tl.load(told_ptr + 1)
+    # A piece with values alone begins with the value of its first entry.
+    own_values = values_ptr + sender.to(tl.int64) * tl.load(sizes_ptr + 1)
     begins = tl.load(run + 4).to(tl.int64)
-    if tl.load(told_ptr + 4) != 0:
+    if tl.load(sizes_ptr + 4) != 0:
         begins = -(first.to(tl.int64) // 4 * FORM.unit)
-    values = values_at(behind + begins, FORM)
+    values = values_at(own_values + begins, FORM)
     kind: tl.constexpr = into_ptr.dtype.element_ty
     if FORM.width == 1:
         value = tl.load(values + rank, mask=there, other=0).to(kind)

@@ -1,15 +1,16 @@
 """Algorithm 1 of Zen in Triton: one launch, with compare-and-swap.
 
-Each index tries to swap itself for "empty" in its slot. Whoever gets "empty" back has the
-slot for good, since nobody swaps for anything but "empty"; so an index is in one slot or in
-none, and no barrier is needed, unlike with the paper's write and read back
-(`pallas_kernels.pallas.partition`). Whoever found all slots taken takes a ticket of its
-part's serial memory with one atomic addition. Tickets past the end tell how many found no
-place, and which they were is written down.
+Each index tries to swap itself for "empty" in its slot. An index that gets "empty" back has
+the slot for good, since all swaps are for "empty". So an index is in one slot or in none,
+and no barrier is needed, unlike for the paper's write and read back
+(`pallas_kernels.pallas.partition`). An index that finds all its slots taken gets a ticket
+of its part's serial memory by one atomic addition. Tickets past the end count the indices
+without a place, which are flagged in `left`.
 
-Without hashes everything goes to the serial memories: a program counts its indices by part,
-reserves a range of each with one atomic addition, and writes once. It is the rival of the
-hashes: fewer atomics, all on as many words as there are parts, and a scan a part.
+Without hashes all indices go to the serial memories: a program counts its indices by part,
+reserves a range of each part by one atomic addition, and writes once. It is the alternative
+to hashes: fewer atomics, on only as many words as there are parts, and a scan for each
+part.
 """
 
 import jax
@@ -43,7 +44,7 @@ def partition(indices, count, seeds, *, memory):
 
 
 def empty(size, memory):
-    """The memory, how many went to each serial one, and a bit for each that is left."""
+    """Returns empty memories, zero counts for serial memories, and bits for those left."""
     return (
         jnp.full(memory.parts * memory.room, EMPTY, jnp.int32),
         jnp.zeros(memory.parts, jnp.int32),
@@ -52,7 +53,7 @@ def empty(size, memory):
 
 
 def filled(places, counts, left, memory):
-    """What a kernel made of an empty memory."""
+    """Makes the `Partitioned` of the results of a kernel."""
     left = jax.lax.bitcast_convert_type(left, jnp.uint32)
     return Partitioned(places.reshape(memory.parts, memory.room), counts, left)
 
@@ -72,7 +73,7 @@ def partition_kernel(
     MEMORY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program places a run of indices."""
+    """Places consecutive indices in each program."""
     count = tl.minimum(tl.load(count_ptr), SIZE)
     first = tl.program_id(0) * BLOCK
     if first >= count:
@@ -80,7 +81,7 @@ def partition_kernel(
     lane = first + tl.arange(0, BLOCK)
     index = tl.load(indices_ptr + lane, mask=lane < count, other=-1)
     waiting = index >= 0
-    # Idle lanes hash numbers of their own, so that they do not all swap at one address.
+    # Idle lanes hash their own numbers, so that they do not all swap at one address.
     index = tl.where(waiting, index, lane)
     into = memory_ptr, counts_ptr, left_ptr
     into_memory(index, waiting, lane, seeds_ptr, into, MEMORY)
@@ -88,15 +89,15 @@ def partition_kernel(
 
 @triton.jit
 def into_memory(index, waiting, name, seeds_ptr, into, MEMORY: tl.constexpr):
-    """Places the indices that wait; of those left over the bit of their name is set."""
+    """Places the indices that wait, and sets the bit of `name` of each that is left."""
     memory_ptr, counts_ptr, left_ptr = into
     part = place(index, tl.load(seeds_ptr), MEMORY.parts)
     own = memory_ptr + part * MEMORY.room
     slot = tl.zeros_like(part)
     HASHES: tl.constexpr = MEMORY.hashes
     for k in tl.static_range(HASHES):
-        # It takes no mask. -2 is never there, so those that do not wait swap nothing, and
-        # ask again where they asked last: that is in the cache.
+        # atomic_cas takes no mask. No slot has -2, so indices that do not wait swap
+        # nothing, at the address of their last swap, which is in the cache.
         tried = place(index, tl.load(seeds_ptr + 1 + k), MEMORY.slots)
         slot = tl.where(waiting, tried, slot)
         expected = tl.where(waiting, -1, -2)
@@ -115,7 +116,7 @@ def into_memory(index, waiting, name, seeds_ptr, into, MEMORY: tl.constexpr):
 
 @triton.jit
 def tickets(part, waiting, counts_ptr, PARTS: tl.constexpr):
-    """A ticket of its part for each that waits, reserved by one addition a part."""
+    """Returns a ticket of its part for each index that waits, by one addition a part."""
     ticket = tl.zeros_like(part)
     for number in range(PARTS):
         mine = waiting & (part == number)

@@ -1,14 +1,15 @@
 """Algorithm 1 from a dense vector in Triton: one launch, one read of the gradient.
 
-Few elements are not zero, and a hash or a swap for each that is would cost more than the
-read: Triton's swap takes no mask. So a program packs a block into bits, writes the indices
-of those that are set to a scratch of its own, one after another over several blocks, and
-takes them up again, a whole chunk at a time, after a barrier of its threads. What does not
-fill a chunk is moved to the front and waits for more. There are as many programs as may run
-at a time, so all scratch together stays in the cache.
+Few elements are not zero, and a hash and a swap also for each zero would cost more than the
+read: Triton's swap takes no mask. So a program packs a block into bits, appends the indices
+of set bits to a scratch buffer of its own, over several blocks, and then reads and places
+them, a whole chunk at a time, after a barrier of its threads. Indices that do not fill a
+chunk are moved to the front of the buffer and wait for more. There are only as many
+programs as can run at a time, so all scratch buffers together stay in the cache.
 
-Bits, since a prefix sum over all flags of a block takes about fifty instructions an element
-where this takes fourteen; while one is read a processor has time for thirty at most.
+The flags are packed to bits because a prefix sum over all flags of a block takes about
+fifty instructions for each element, where this takes fourteen. In the time in which an
+element is read a processor can execute at most thirty.
 """
 
 import jax
@@ -22,8 +23,8 @@ from pallas_kernels.triton.partition import empty, filled, into_memory
 from pallas_kernels.triton.words import count_bits, list_bits, nonzero
 
 
-_BLOCK = 8192  # elements of a program at a time
-_CHUNK = 256  # of those that count; a thread each
+_BLOCK = 8192  # elements that a program reads at a time
+_CHUNK = 256  # non-zero elements that a program places at a time, one for each thread
 _WARPS = 8
 _PROGRAMS = 132 * 4  # an H200 has 132 processors; with 64 registers four run on each
 
@@ -64,7 +65,7 @@ def partition_dense_kernel(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A program places what counts of every PROGRAMS-th block."""
+    """Places the non-zero elements of every PROGRAMS-th block in each program."""
     program = tl.program_id(0)
     own = scratch_ptr + program * (BLOCK + CHUNK)
     into = memory_ptr, counts_ptr, left_ptr
@@ -86,11 +87,11 @@ def partition_dense_kernel(
             first += CHUNK
         held -= whole
         rest = tl.load(own + whole + thread, mask=thread < held, other=0)
-        # All have read before what they read is written over.
+        # All threads must have read the rest before it is overwritten.
         tl.debug_barrier()
         tl.store(own + thread, rest, mask=thread < held)
     tl.debug_barrier()
-    # Idle threads hash numbers of their own, so that they do not all swap at one address.
+    # Idle threads hash their own numbers, so that they do not all swap at one address.
     idle = program * CHUNK + thread
     index = tl.load(own + thread, mask=thread < held, other=0)
     waiting = thread < held

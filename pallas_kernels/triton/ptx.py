@@ -1,8 +1,8 @@
-"""From a kernel of Triton to PTX: neither a GPU nor an assembler takes part.
+"""Compiles Triton kernels to PTX, without a GPU and without an assembler.
 
-Pointers are promised to be multiples of 16, as JAX's buffers are. After the arguments of a
-kernel Triton has pointers of its own, to scratch memory: no kernel here needs any, so they
-may point anywhere.
+Pointers are declared to be multiples of 16, as JAX's buffers are. After a kernel's own
+arguments Triton adds pointers to scratch memory. No kernel here uses these, so they may
+point anywhere.
 """
 
 import functools
@@ -38,12 +38,12 @@ class Compiled(NamedTuple):
     """A kernel for GPUs of one compute capability.
 
     Attributes:
-        name: Of its entry.
-        ptx: Its text.
+        name: The name of its entry point.
+        ptx: The text of its PTX.
         ir: Triton's intermediate representation, before it is optimized.
-        pointers: How many parameters it has, those of Triton among them.
-        threads: Of a program.
-        shared: Bytes of shared memory of a program.
+        pointers: The number of its parameters, including those that Triton adds.
+        threads: The number of threads of a program.
+        shared: The bytes of shared memory of a program.
     """
 
     name: str
@@ -61,14 +61,14 @@ def compiled(
     warps: int,
     capability: int,
 ) -> Compiled:
-    """Compiles a kernel, once for the same arguments.
+    """Compiles a kernel, and caches the result for the same arguments.
 
     Args:
-        kernel: Of `triton.jit`.
-        dtypes: Of the arrays that its pointers point to, in order, by their names in JAX.
-        sizes: The numbers that it was written for, by their names.
-        warps: Of 32 threads, for a program.
-        capability: The compute capability, as 80, 90 or 100.
+        kernel: A function of `triton.jit`.
+        dtypes: JAX's names of the dtypes of the arrays of its pointers, in order.
+        sizes: The values of its `constexpr` parameters, by name.
+        warps: The number of warps, of 32 threads, of a program.
+        capability: The compute capability, such as 80, 90 or 100.
     """
     numbers = tuple(sorted(sizes.items()))
     return _compiled(kernel, tuple(dtypes), numbers, warps, capability)
@@ -99,14 +99,13 @@ def to_ptx(
     """Runs Triton's compiler up to PTX.
 
     Args:
-        source: From a context and a backend to what is compiled.
-        warps: Of a program.
+        source: A function of a context and a backend that returns the source to compile.
+        warps: The number of warps of a program.
         capability: The compute capability.
-        stages: Those that are run: all, unless the source is what some of them make.
+        stages: The stages to run: all, unless the source is the result of some of them.
 
     Returns:
-        The intermediate representation that it begins with, the PTX, and what the compiler
-        says of the kernel.
+        The first intermediate representation, the PTX, and the compiler's metadata.
     """
     target = GPUTarget("cuda", capability, 32)
     backend, context = make_backend(target), ir.context()
@@ -140,6 +139,6 @@ def _source(kernel, dtypes, numbers):
 
 
 def parameters(ptx: str) -> list[str]:
-    """The parameters of the entry of a kernel, a line each."""
+    """Returns the parameters of a kernel's entry point, as lines of PTX."""
     (entry,) = re.findall(r"\.entry\s+\w+\s*\(([^)]*)\)", ptx)
     return [line.strip() for line in entry.split(",") if ".param" in line]

@@ -1,6 +1,6 @@
-"""What kernels of messages share: bits of some ranks, units of slots, parts of messages.
+"""Shared parts of the message kernels: select by rank, units of slots, message offsets.
 
-`EntryConfig` is what of a message they are compiled for.
+`EntryConfig` has the static properties for which these kernels are compiled.
 """
 
 import dataclasses
@@ -20,23 +20,24 @@ from pallas_kernels.triton.words import count_bits, mix
 
 @dataclasses.dataclass(frozen=True)
 class EntryConfig:
-    """What kernels that go over entries of messages are compiled for, and no more.
+    """The static properties for which kernels over entries of messages are compiled.
 
     Attributes:
-        at: As of a `MessageSpec`, like the next three.
-        room: Entries of the longest message.
-        planes: For how many bytes of a slot the places say where they are.
-        dtype: Of the values while they travel.
-        parts: Of the map from slots to units; 0 if there is none.
-        turns: Bits by which it turns slots.
-        column: Units of one of its columns.
-        width: Numbers of a value.
-        size: How many units there are.
-        bits: Words of a set, or of a string.
-        row: How many of them are counted together.
-        rows: How many counts of a part there are.
-        block: Entries of a program, a multiple of 4.
-        columns: Numbers of a value that a program handles at a time.
+        at: As in `MessageSpec`, like the next three.
+        room: The number of entries of the longest message.
+        planes: The number of bytes of a slot for which there are offsets.
+        dtype: The dtype of the values in a message.
+        parts: The number of parts of the `Striping` from slots to units; 0 if there is
+            none.
+        turns: The number of bits of its turns.
+        column: The number of units of one of its columns.
+        width: The number of numbers of a value.
+        size: The number of units of the array.
+        bits: The number of words of a set, or of a string.
+        row: The number of these words that have one count, a power of two.
+        rows: The number of counts of a part.
+        block: The number of entries of a program, a multiple of 4.
+        columns: The number of numbers of a value that a program processes at a time.
     """
 
     at: int
@@ -63,15 +64,15 @@ class EntryConfig:
         rows: int,
         tile: tuple[int, int],
     ) -> Self:
-        """Kernels for messages whose values are in an array, or go there.
+        """Makes the properties for messages with values from or for an array.
 
         Args:
-            spec: Of the messages.
+            spec: The static properties of the messages.
             array: [units, ...].
-            bits: Words of a set, or of a string.
-            rows: How many counts there are of them.
-            tile: Numbers of the values of a program's entries, or a few entries' of long
-                rows; and of one value at a time, at most.
+            bits: The number of words of a set, or of a string.
+            rows: The number of counts of these words.
+            tile: The number of numbers of the values of a program's entries, which are at
+                least four; and the most numbers of one value at a time.
         """
         numbers, columns = tile
         width = math.prod(array.shape[1:])
@@ -94,27 +95,27 @@ class EntryConfig:
 
     @property
     def blocks(self) -> int:
-        """Programs of a part."""
+        """The number of programs for each part."""
         return -(-self.room // self.block)
 
     @property
     def halvings(self) -> int:
-        """How often rows are halved until one is left."""
+        """The number of halvings after which one row is left."""
         return self.rows.bit_length()
 
     @property
     def unit(self) -> int:
-        """Bytes of a value."""
+        """The number of bytes of a value."""
         return self.width * self.dtype.itemsize
 
     @property
     def kind(self) -> int:
-        """The number of the dtype of the values."""
+        """The index in `TRAVELS` of the dtype of the values."""
         return TRAVELS.index(self.dtype.name)
 
 
 def seeds_of(units):
-    """Of the hashes that say how a slot is turned."""
+    """Returns the seeds of the hashes of a `Striping`'s turns, as int32; zero for None."""
     if units is None:
         return jnp.zeros(1, jnp.int32)
     seeds = striping.turn_seeds(units.parts, units.seed)
@@ -123,13 +124,13 @@ def seeds_of(units):
 
 @triton.jit
 def find_bits(words_ptr, ends_ptr, rank, there, FORM: tl.constexpr):
-    """Where in words the bits of these ranks are.
+    """Returns the positions of the bits of some ranks.
 
     Args:
         words_ptr: The words.
-        ends_ptr: How many bits there are up to the end of each row of them.
-        rank: int32, a tensor.
-        there: For which of them there is a bit.
+        ends_ptr: The number of bits up to the end of each row of words.
+        rank: int32, a tensor, the ranks.
+        there: Booleans, a tensor, for which ranks there is a bit.
         FORM: The `EntryConfig`.
     """
     row = tl.zeros_like(rank)
@@ -167,14 +168,14 @@ def find_bits(words_ptr, ends_ptr, rank, there, FORM: tl.constexpr):
 
 @triton.jit
 def striped_unit(part, slot, seeds_ptr, FORM: tl.constexpr):
-    """`striping.invert`: the unit of each slot of a part."""
+    """Returns the unit of each slot of a part: `striping.invert`."""
     turn = turned(slot, seeds_ptr, FORM)
     return (part + FORM.parts - turn) % FORM.parts * FORM.column + slot
 
 
 @triton.jit
 def turned(slot, seeds_ptr, FORM: tl.constexpr):
-    """`striping.turn`: by how many parts the units of each slot are turned."""
+    """Returns the turn of each slot: `striping.turn`."""
     turn = tl.zeros_like(slot)
     TURNS: tl.constexpr = FORM.turns
     for k in tl.static_range(TURNS):
@@ -186,14 +187,17 @@ def turned(slot, seeds_ptr, FORM: tl.constexpr):
 
 @triton.jit
 def entries_here(count, run_ptr, ROOM: tl.constexpr):
-    """How many entries a message has, of a part that has `count` in all."""
+    """Returns the number of entries of a message, of a part with `count` entries in all.
+
+    It is zero or less for a message after the part's last entry.
+    """
     here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1))
     return tl.minimum(here, ROOM)
 
 
 @triton.jit
 def values_at(words_ptr, FORM: tl.constexpr):
-    """Where values begin, as a pointer to numbers of their kind."""
+    """Casts a pointer to words to one to values of the message's dtype."""
     if FORM.kind == 0:
         return words_ptr.to(tl.pointer_type(tl.float32), bitcast=True)
     elif FORM.kind == 1:

@@ -42,7 +42,7 @@ def threshold_hash_kernel(
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program looks at a run of elements; a thread hashes the large ones of a word."""
+    """Hashes the large of consecutive elements in each program, by a thread for a word."""
     word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK // 32) * 32
     lane, inside = elements(word, SIZE)
     x = tl.load(x_ptr + lane, mask=inside, other=0)

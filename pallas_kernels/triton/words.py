@@ -1,4 +1,4 @@
-"""What several kernels need of a 32-bit word: its hash, its bits, and where they are."""
+"""Shared functions of kernels on 32-bit words: hashes, popcounts, and lists of bits."""
 
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
@@ -6,7 +6,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 @triton.jit
 def mix(x, seed):
-    """`hashing.mix32`: MurmurHash3 of one uint32, by a seed of uint32."""
+    """Computes MurmurHash3 of uint32 keys, by a seed of uint32: `hashing.mix32`."""
     x = x * 0xCC9E2D51
     x = (x << 15) | (x >> 17)
     x = (x * 0x1B873593) ^ seed
@@ -19,14 +19,14 @@ def mix(x, seed):
 
 @triton.jit
 def place(keys, seed, places: tl.constexpr):
-    """`hashing.place`: MurmurHash3 of int32 keys, modulo the places."""
+    """Hashes int32 keys to places in [0, places): `hashing.place`."""
     x = mix(keys.to(tl.uint32, bitcast=True), seed.to(tl.uint32, bitcast=True))
     return (x % places).to(tl.int32)
 
 
 @triton.jit
 def count_bits(words):
-    """How many bits each word of uint32 has; to compilers this is one instruction."""
+    """Returns the popcounts of uint32 words; compilers make one instruction of it."""
     x = words - ((words >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
@@ -35,12 +35,12 @@ def count_bits(words):
 
 @triton.jit
 def nonzero(x_ptr, word, SIZE: tl.constexpr):
-    """Which elements have any bit but the sign set, as `packed` words.
+    """Packs flags of the elements that have any bit except the sign set; see `packed`.
 
     Args:
         x_ptr: The elements, as unsigned integers.
-        word: int32, a tensor: the first element of each word.
-        SIZE: How many elements there are.
+        word: int32, a tensor, the first element of each word.
+        SIZE: The number of elements.
     """
     lane, inside = elements(word, SIZE)
     x = tl.load(x_ptr + lane, mask=inside, other=0)
@@ -49,38 +49,38 @@ def nonzero(x_ptr, word, SIZE: tl.constexpr):
 
 @triton.jit
 def elements(word, SIZE: tl.constexpr):
-    """The elements of words of 32, [_, 32], and which of them there are."""
+    """Returns the numbers of the elements of words, [_, 32], and which are in range."""
     lane = word[:, None] + tl.arange(0, 32)[None, :]
-    # Unsigned: the last words may lie past the end of int32.
+    # Compared as unsigned numbers: those of the last words may exceed int32.
     return lane, lane.to(tl.uint32, bitcast=True) < SIZE
 
 
 @triton.jit
 def packed(flags):
-    """Flags [_, 32] as words of uint32, the first lowest."""
+    """Packs flags [_, 32] into words of uint32, the first flag lowest."""
     bit = tl.arange(0, 32)[None, :]
     return tl.sum(flags.to(tl.uint32) << bit.to(tl.uint32), axis=1).to(tl.uint32)
 
 
 @triton.jit
 def lowest(words):
-    """The number of each word's lowest set bit."""
+    """Returns the position of each word's lowest set bit."""
     return count_bits(words ^ (words - 1)) - 1
 
 
 @triton.jit
 def list_bits(words, first, list_ptr, rank, ROOM: tl.constexpr):
-    """Writes where the set bits are, a thread those of a word, a bit of each at a time.
+    """Lists the set bits of words, by a thread for each word, one bit of each at a time.
 
-    That takes as many rounds as the fullest word has bits: few where few are set, and no
-    more work than to look at every bit where all are.
+    That takes as many rounds as the fullest word has bits: few if few bits are set, and no
+    more work than a test of every bit if all are set.
 
     Args:
         words: uint32, a tensor.
-        first: What the first bit of each word stands for.
-        list_ptr: Where the list begins.
-        rank: The place in the list of the first set bit of each word.
-        ROOM: Places after which nothing is written.
+        first: int32, a tensor, the number that the lowest bit of each word stands for.
+        list_ptr: The start of the list.
+        rank: int32, a tensor, the place in the list of the first set bit of each word.
+        ROOM: The capacity of the list; later bits are not written.
     """
     rounds = tl.max(count_bits(words), 0)
     while rounds > 0:

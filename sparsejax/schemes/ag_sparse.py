@@ -1,24 +1,25 @@
-"""AGsparse: every rank sends all its entries to all, and all add them up.
+"""AGsparse: every rank sends all its entries to all ranks, and each rank adds them up.
 
-One-shot and centralized in Zen's terms (table 3); what PyTorch's and Horovod's sparse
-gradients do, and TopkA. On the wire, with n ranks:
+It is one-shot and centralized in Zen's terms (table 3). PyTorch's and Horovod's sparse
+gradients do the same, and so does TopkA. On the wire, with n ranks:
 
-    agree   one pmax of the most entries
-    tables  where values are in a code of few bits: all_gather of what the codes stand for
-    gather  all_gather of the entries, each rank's message as long as the longest
+    agree   one pmax of the number of entries
+    tables  for values in a code of few bits: all_gather of the tables of the code
+    gather  all_gather of the entries, with each message as long as the longest
 
-Entries are a rank's own, and no sums. So where a sparsifier rounded them to a code
-(`values=`) the codes travel, in the slots' low bits or as octets (`wire.value_codes`), and
-all ranks add up the very numbers that the sparsifier sent. A dense sum has no code.
+Entries are a rank's own and not partial sums. So where a sparsifier rounded them to a code
+(`values=`), the codes are sent, in the low bits of slots or as bytes (`wire.value_codes`),
+and all ranks add up exactly the numbers that the sparsifier selected. A dense sum has no
+code.
 
-Every rank adds up the same messages in the order of the ranks, one rank's at a time: so all
-end with the same bits. A unit that many ranks have is sent by each of them to all: bytes
-grow with n, and where they would exceed an all-reduce the whole is one.
+Every rank adds up the same messages in the order of the ranks, one rank at a time, so all
+ranks compute the same bits. A unit that many ranks have is sent by each of them to all. So
+bytes grow with n, and where they would exceed those of an all-reduce, it is an all-reduce.
 
-The gather goes by one of several algorithms, which send the same bytes:
+The gather has one of several algorithms, which send the same bytes:
 
     auto      the collective of XLA
-    ring      n - 1 messages to the next neighbour, each what came last
+    ring      n - 1 messages to the next neighbour, each the one received last
     doubling  log2 n messages, each all that is held; a fold for other numbers of ranks
     bruck     ceil(log2 n) messages for any n
 """
@@ -84,7 +85,7 @@ class AGSparse(SparseScheme):
         return base.Reduced(total, None, state, traffic)
 
     def rows(self, tables, wire):
-        """Lists go to all as they are, however many: the sum is never a dense array."""
+        """Gathers all lists, of any length: the sum is never a dense array."""
         return row_lists.gathered(tables, wire.narrowed(self.wire_dtype), self.gather)
 
     def add_up(
@@ -95,13 +96,13 @@ class AGSparse(SparseScheme):
         agreed: float,
         wire: Wire,
     ) -> tuple[jax.Array, base.Traffic]:
-        """Sums entries, once ranks have agreed on how many there are.
+        """Sums entries, after ranks have agreed on their largest number.
 
         Args:
             x: [units, ...], on at least two ranks, not empty.
-            present: Booleans [units]: the units that are not zero.
-            most: The largest number of such units of any rank.
-            agreed: Bytes that were sent for `most`.
+            present: Booleans [units], the units that are not zero.
+            most: int32 [], the largest number of such units of any rank.
+            agreed: Bytes that were sent to agree on `most`.
             wire: The ranks.
 
         Returns:
@@ -116,7 +117,7 @@ class AGSparse(SparseScheme):
 
             def add(total, sender, slots, values):
                 units, values = read(sender, slots, values)
-                at = total.at[bits.apart(units, units < plan.width, plan.width)]
+                at = total.at[bits.unique_places(units, units < plan.width, plan.width)]
                 return at.add(values.astype(dtype), mode="drop", unique_indices=True)
 
             total, sent = messages.transmit(
@@ -184,13 +185,13 @@ class AGSparse(SparseScheme):
     def _plan(self, units, unit_bytes, n, room, codes):
         width = -(-units // bits.WORD) * bits.WORD
         extra, size = (codes.slot_bits, codes.unit_bytes) if codes else (0, unit_bytes)
-        # With more entries than that an all-reduce sends less. With codes an entry takes a
-        # byte at least, but in a bitmap, where it takes that of a full set.
+        # With more entries than that an all-reduce sends less. With codes an entry takes at
+        # least a byte, except in a bitmap, whose size is that of a full set.
         useful = min(width, 8 * width // n) if codes else min(width // 4, 2 * width // n)
         useful = min(useful + 1, max(room, 1))
         if collectives.at_once():
-            # There buffers are as large as the longest message: those of all ranks together
-            # hold a quarter of the array.
+            # At once, buffers are as large as the longest message: those of all ranks
+            # together hold a quarter of the array.
             useful = min(useful, max(width // (4 * n), bits.WORD))
         steps = ladder.Message(self.code, self.ratio, useful).ladder(
             width << extra, size, n
@@ -200,14 +201,14 @@ class AGSparse(SparseScheme):
 
 @dataclasses.dataclass(frozen=True)
 class _GatherPlan:
-    """What a rank sends to all.
+    """The message sizes and the bytes of a gather of entries.
 
     Attributes:
         steps: The message sizes.
-        codes: How values in few bits travel; None where they travel as they are.
-        width: Slots in an array, before codes are in them.
-        ranks: How many ranks there are.
-        route: Where messages go.
+        codes: The format of values in a code; None where values have no code.
+        width: The number of slots of the array, without codes.
+        ranks: The number of ranks.
+        route: The number of messages that one rank sends.
     """
 
     steps: ladder.Ladder
@@ -227,19 +228,20 @@ class _GatherPlan:
         return self.table_bytes > 0
 
     def bytes(self, most: ladder.Count) -> Any:
-        """Bytes that a rank sends where the fullest array has `most` units."""
-        # A folded doubling sends more than n - 1 messages, each with its rank's number.
+        """Returns the bytes that a rank sends if the fullest rank has `most` entries."""
+        # `route` counts the messages of a folded doubling, which are more than n - 1. The 4
+        # is an upper bound of what each carries beside its own: the number of its rank.
         entries = self.route.messages * (4 + self.steps.bytes(most))
         return entries + self.table_bytes
 
     def with_tables(self, stage: base.Stage) -> base.Stage:
-        """The stage in which tables were sent before the entries."""
+        """Adds the stage in which the tables were sent to that of the entries."""
         of_tables = base.stage(self.table_bytes, self.table_bytes, self.has_tables)
         return base.add_stages(stage, of_tables)
 
 
 def _outgoing(x, present, plan, wire):
-    """This rank's slots, what travels beside them, and how what arrives is read."""
+    """Returns this rank's slots, the source of their values, and a decoder of entries."""
     if plan.codes is not None:
         read = plan.codes.reader(x, wire, x.dtype)
         return plan.codes.slots(x, plan.width), plan.codes.source(x), read

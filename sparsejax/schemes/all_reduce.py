@@ -1,11 +1,11 @@
-"""The dense all-reduce, which sends every zero: the yardstick and the fallback.
+"""The dense all-reduce, which sends zeros too: the baseline and the fallback.
 
 On the wire: `lax.psum`, 2 (n-1)/n times the bytes of x. Numbers of 16 bits, or narrowed to
 16 bits by `wire_dtype`, take the same bytes but are added up in float32: parts are
-exchanged by an all-to-all, each rank adds up its own, and the sums are gathered.
+exchanged by an all-to-all, each rank adds up its own part, and the sums are gathered.
 
-On TPUs it is also what sums single numbers, whatever scheme was asked for:
-`or_dense.suited`.
+On TPUs single numbers are summed by it, unless the scheme is lossy or the units are shared
+by all ranks: see `or_dense.suited`.
 """
 
 import dataclasses

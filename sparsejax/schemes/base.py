@@ -1,8 +1,8 @@
 """The contract of a scheme: see `Scheme`.
 
-A scheme is hashable, and static under `jit`. One that sends everything leaves nothing. The
-dense array is a unit a row: [units] where units are single numbers, [units, width] where
-they are rows of a table. An index costs a unit, not a number.
+A scheme is hashable, and static under `jit`. One that sends every entry returns no `left`.
+The first axis of a dense array is that of units: it is [units] of single numbers, or
+[units, width] of rows of a table. An index is sent for each unit, not for each number.
 """
 
 import abc
@@ -86,12 +86,12 @@ class Traffic(NamedTuple):
         return self.push.payload + self.pull.payload
 
     def as_one(self) -> jax.Array:
-        """All numbers as one array, float32 [numbers]; see `of_one`."""
+        """Returns all numbers as one array, float32 [numbers]; see `of_one`."""
         return jnp.stack(jax.tree.leaves(self))
 
     @classmethod
     def of_one(cls, numbers: jax.Array) -> "Traffic":
-        """The inverse of `as_one`, for numbers along the last axis."""
+        """Inverts `as_one`, for numbers along the last axis."""
         each = [numbers[..., i] for i in range(numbers.shape[-1])]
         size = len(Stage._fields)
         push, pull, rest = each[:size], each[size : 2 * size], each[2 * size :]
@@ -105,7 +105,7 @@ class Reduced(NamedTuple):
         total: The sum over the ranks, in x's shape and dtype.
         left: What this rank left out of the total, or None where nothing is left out.
         state: The scheme's next state.
-        traffic: What was sent for it.
+        traffic: The traffic of this sum.
 
     Example:
         >>> class Psum(sparsejax.schemes.AllReduce):
@@ -127,7 +127,7 @@ class SummedRows(NamedTuple):
 
     Attributes:
         totals: For each table rows of distinct ids: all that any rank listed, no others.
-        traffic: What was sent for all of them.
+        traffic: The traffic of all sums.
     """
 
     totals: list[RowGrads]
@@ -258,7 +258,7 @@ class LossyScheme(Scheme):
     selects: bool = True
 
     def suits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the scheme sums a leaf of this shape; others are summed densely."""
+        """Returns whether the scheme sums leaves of a shape; others are summed densely."""
         del shape
         return True
 
@@ -276,17 +276,17 @@ MOST_UNITS = 2**31 - 2**24
 def stage(
     wire: Number = 0.0, payload: Number = 0.0, rounds: Number = 0.0, imbalance: Number = 1.0
 ) -> Stage:
-    """A stage from numbers of any kind."""
+    """Makes a stage from Python or JAX numbers, as float32."""
     return Stage(*(jnp.asarray(x, jnp.float32) for x in (wire, payload, rounds, imbalance)))
 
 
 def stage_of(sent: Sent, imbalance: Number = 1.0) -> Stage:
-    """A stage from what `messages.transmit` reports."""
+    """Makes a stage from the report of `messages.transmit`."""
     return stage(sent.wire, sent.payload, sent.rounds, imbalance)
 
 
 def add_stages(a: Stage, b: Stage) -> Stage:
-    """Two stages that followed one another."""
+    """Adds up two stages that followed one another; the larger imbalance is kept."""
     return Stage(
         a.wire + b.wire,
         a.payload + b.payload,
@@ -296,7 +296,7 @@ def add_stages(a: Stage, b: Stage) -> Stage:
 
 
 def add_traffic(a: Traffic, b: Traffic) -> Traffic:
-    """Two exchanges that followed one another; densities of the fuller one."""
+    """Adds up two exchanges that followed one another; the larger densities are kept."""
     return Traffic(
         add_stages(a.push, b.push),
         add_stages(a.pull, b.pull),
@@ -319,7 +319,7 @@ def check_units(x: Units | jax.Array) -> None:
 
 
 def narrowed(scheme: Scheme, wire_dtype: jax.typing.DTypeLike) -> Scheme:
-    """The scheme with values that travel in another dtype; of two levels, across hosts."""
+    """Returns the scheme with another wire dtype; with two levels, that across hosts."""
     fields: Any = scheme
     names = {field.name for field in dataclasses.fields(fields)}
     if "wire_dtype" in names:
@@ -336,7 +336,7 @@ def check_state(scheme: Scheme, state: Any, kind: type) -> None:
 
 
 def known_ranks(scheme: Scheme, wire: Wire | None) -> Wire:
-    """The wire, for an `init` whose state depends on the ranks; raises if it is None."""
+    """Returns the wire, for an `init` that depends on the ranks; raises if it is None."""
     if wire is None:
         raise errors.needs_ranks(
             f"what {type(scheme).__name__} remembers depends on the ranks"
@@ -345,14 +345,14 @@ def known_ranks(scheme: Scheme, wire: Wire | None) -> Wire:
 
 
 def sum_densely(x: Units, state: Any, wire: Wire) -> Reduced:
-    """The sum by an all-reduce, zeros and all."""
+    """Sums the dense array by an all-reduce."""
     total, sent = wire.all_reduce(x.dense())
     half = stage(sent / 2, sent / 2, 1)
     return Reduced(total, None, state, traffic(half, half, dense=sent))
 
 
 def scatter_densely(x: Units, count: int, wire: Wire) -> tuple[jax.Array, Traffic]:
-    """This rank's piece of the sum by a reduce-scatter, zeros and all."""
+    """Returns this rank's piece of the sum, by a reduce-scatter of the dense array."""
     if wire.ranks == 1:
         done = nothing_to_send(x, (), wire)
         return done.total[:count], done.traffic
@@ -363,7 +363,7 @@ def scatter_densely(x: Units, count: int, wire: Wire) -> tuple[jax.Array, Traffi
 
 
 def sum_of_shared(x: Any, state: Any, wire: Wire) -> Reduced:
-    """The sum of entries whose units are the same on all ranks: that of their values."""
+    """Sums entries whose units are the same on all ranks, by an all-reduce of values."""
     values, sent = wire.all_reduce(x.stored)
     dense = wire.dense_bytes(x.size, x.dtype)
     half = stage(sent / 2, sent / 2, 1)
@@ -373,14 +373,14 @@ def sum_of_shared(x: Any, state: Any, wire: Wire) -> Reduced:
 
 
 def nothing_to_send(x: Units, state: Any, wire: Wire) -> Reduced:
-    """The sum where there is one rank, or where x is empty."""
+    """Returns the sum if there is one rank, or if x is empty."""
     total, sent = wire.psum(x.dense())
     dense = jnp.float32(sent)
     return Reduced(total, None, state, traffic(stage(), stage(), dense=dense))
 
 
 def no_traffic() -> jax.Array:
-    """Zeros, before the first exchange, as `Traffic.as_one` has them: one array."""
+    """Returns the traffic before the first exchange: zeros, in the form of `as_one`."""
     numbers = len(Traffic._fields) - 2 + 2 * len(Stage._fields)
     return jnp.zeros(numbers, jnp.float32)
 
@@ -395,6 +395,6 @@ def traffic(
     after: Number = 1.0,
     inside: Number = 0.0,
 ) -> Traffic:
-    """A Traffic from two stages and numbers of any kind."""
+    """Makes a `Traffic` from two stages and Python or JAX numbers."""
     numbers = (jnp.asarray(x, jnp.float32) for x in (scalars, dense, before, after, inside))
     return Traffic(push, pull, *numbers)

@@ -1,27 +1,28 @@
-"""Recursive doubling: partners swap all they have, log2 n times.
+"""Recursive doubling: partners swap their partial sums, log2 n times.
 
-What `HierarchicalCentralization` and SparCML are made of, and how disjoint parts can be
-gathered while they are few. On the wire, with n ranks:
+`HierarchicalCentralization` and SparCML are made of it, and it can gather disjoint parts
+with few entries. On the wire, with n ranks:
 
     fold    ranks beyond the largest power of two p send their entries to a partner
     swap    log2 p times: each rank sends its partial sum to the rank 2**k away
-    unfold  the folded ranks are sent the total
+    unfold  the folded ranks receive the total
 
-One rank sends at most two of fold, swaps and unfold; what is reported as sent is the way
-that an entry may have to go, one after another: all of them.
+One rank sends at most two of fold, swaps and unfold. The bytes reported are those of all
+three, since they follow one another on the longest path of an entry.
 
-Before each message one pmax agrees on the fullest partial sum. The first is left out where
-the caller knows it and the first hop is no turn of a loop: between two ranks, and where
-partial sums are wider than the array. A partial sum that takes more bytes as entries than
-as a dense array travels densely.
+Before each message one pmax agrees on the fullest partial sum. The first pmax is omitted
+where the caller knows the count and the first hop is not part of a loop: between two ranks,
+and where partial sums are wider than the array. A partial sum that takes more bytes as
+entries than as a dense array is sent densely.
 
 Every rank ends with the same bits: in each swap both partners add the same two numbers, and
-addition commutes. What each keeps is first rounded as what it sends. A NaN may carry
-either partner's payload, so NaNs are made one. No collective has declared the result equal,
-so the caller declares it (`axes.assume_same`).
+addition commutes. Each rank first rounds the sum that it keeps to the dtype in which it
+sends it. A NaN may have the payload of either partner, so all NaNs are replaced by one bit
+pattern. JAX cannot infer that the result is equal on all ranks, so the caller types it as
+such (`axes.assume_same`).
 
-All hops of one dtype are turns of one loop, whose body is compiled once; which partner a
-turn has is looked up.
+All hops of one dtype are turns of one loop, whose body is compiled once. The permutation of
+each turn is looked up.
 """
 
 import dataclasses
@@ -51,11 +52,11 @@ class DoublingResult(NamedTuple):
     """The result of a recursive doubling.
 
     Attributes:
-        total: The sum, equal on all ranks and not typed so.
-        push: The fold and the swaps.
-        pull: The unfold.
-        scalars: Bytes of what was agreed on.
-        counts: int32 [hops]: entries of the fullest partial sum before each hop.
+        total: The sum, equal on all ranks, but typed as varying.
+        push: The stage of the fold and the swaps.
+        pull: The stage of the unfold.
+        scalars: The bytes of the numbers on which ranks agreed.
+        counts: int32 [hops], the entries of the fullest partial sum before each hop.
     """
 
     total: jax.Array
@@ -66,15 +67,15 @@ class DoublingResult(NamedTuple):
 
 
 def hops(n: int) -> int:
-    """How many hops there are, the unfold left out."""
+    """Returns the number of hops: the fold, if any, and the swaps, but not the unfold."""
     fold, swaps, _ = gathers.doubling_schedule(n)
     return len(swaps) + bool(fold)
 
 
 def held(n: int) -> list[int]:
-    """Over how many ranks the fullest partial sum is before each message.
+    """Returns the number of ranks in the fullest partial sum before each message.
 
-    After a fold the ranks below have those of their partners too.
+    After a fold, the entries of folded ranks are in the partial sums of their partners.
     """
     fold, swaps, unfold = gathers.doubling_schedule(n)
     sums = [(1 << k) + min(1 << k, len(fold)) for k in range(len(swaps))]
@@ -84,10 +85,10 @@ def held(n: int) -> list[int]:
 def dtypes_of(
     n: int, dtype: jnp.dtype, wire_dtype: jax.typing.DTypeLike | None
 ) -> list[jnp.dtype]:
-    """In which dtype each message is.
+    """Returns the dtype of the values of each message.
 
-    Without one for the wire the first message and the unfold have the array's, and partial
-    sums float32 or wider.
+    If `wire_dtype` is None, the first message and the unfold have the array's dtype, and
+    partial sums have float32 or wider.
     """
     narrow = collectives.travelling(dtype, wire_dtype)
     sums = jnp.dtype(wide(dtype)) if wire_dtype is None else narrow
@@ -96,18 +97,18 @@ def dtypes_of(
 
 @dataclasses.dataclass(frozen=True)
 class DoublingPlan:
-    """What one rank would send: bytes by the entries of the fullest partial sums.
+    """The bytes that one rank would send, from the entries of the fullest partial sums.
 
     Attributes:
-        ranks: How many ranks there are.
-        units: Units of the array.
-        sizes: Bytes of a unit's value in each message.
-        dense_bytes: Bytes that one rank sends where all goes densely.
-        code: How indices travel.
+        ranks: The number of ranks.
+        units: The number of units of the array.
+        sizes: The bytes of a unit's value in each message.
+        dense_bytes: The bytes that one rank sends in an all-reduce.
+        code: The name of the index code, or "auto".
         ratio: The ratio of successive message sizes.
-        by_bound: Whether a partial sum goes densely as soon as twice the entries of its
-            two halves would not pay, and then for good, as SparCML does; else where its
-            own entries do not pay.
+        by_bound: Whether a partial sum is sent densely as soon as an upper bound of its
+            entries, twice those of its fullest half, does not pay, and so are all later
+            ones, as in SparCML. Otherwise it is where its own entries do not pay.
     """
 
     ranks: int
@@ -119,37 +120,40 @@ class DoublingPlan:
     by_bound: bool = False
 
     def steps(self, size: int) -> ladder.Ladder:
-        """The message sizes where a unit's value has `size` bytes."""
+        """Returns the message sizes for values of `size` bytes a unit."""
         width = -(-self.units // bits.WORD) * bits.WORD
         return ladder.Message(self.code, self.ratio).ladder(width, size, 1)
 
     def array_bytes(self, size: int) -> float:
-        """Bytes of a partial sum as a dense array."""
+        """Returns the bytes of a partial sum as a dense array."""
         return float(self.units * size)
 
     def is_full(self, size: int, most: Any) -> Any:
-        """Whether twice the entries of a partial sum, as float32, would not pay."""
-        # A slot of 32 bits an entry, as SparCML computes it.
+        """Returns whether twice the entries of a partial sum, `most`, would not pay.
+
+        `most` is float32.
+        """
+        # Each entry has a slot of 32 bits, as SparCML computes it.
         return 2 * (size + 4.0) * most >= self.array_bytes(size)
 
     def entry_bytes(self, most: ladder.Count) -> Any:
-        """Bytes of all messages if each were as long as the first."""
+        """Returns the bytes of all messages if each were as long as the first."""
         return len(self.sizes) * self.steps(self.sizes[0]).bytes(most)
 
     def most_bytes(self, fullest: ladder.Count) -> Any:
-        """Bytes at most where ranks have disjoint parts of up to `fullest` entries."""
+        """Returns an upper bound of the bytes for disjoint parts of `fullest` entries."""
         xp, total = ladder.numpy_of(fullest), np.float32(0)
         for size, held in zip(self.sizes, merged(self.ranks), strict=False):
-            # Each part is cut first: int32 may not hold that many entries of uneven ones.
+            # Each part is bounded before the product, which else could exceed int32.
             most = held * xp.minimum(fullest, -(-self.units // held))
             total += self.steps(size).bytes(xp.minimum(most, self.units))
         return total
 
     def expected_bytes(self, counts: jax.Array) -> jax.Array:
-        """Bytes that one rank sends where partial sums have `counts`.
+        """Returns the bytes that one rank sends for given counts of the partial sums.
 
         Args:
-            counts: int32 [hops + 1]: entries before each hop, and in the total.
+            counts: int32 [hops + 1], the entries before each hop, and of the total.
         """
         total = jnp.float32(0)
         for k, size in enumerate(self.sizes):
@@ -159,7 +163,7 @@ class DoublingPlan:
         return jnp.where(pays, total, self.dense_bytes)
 
     def forecast(self, needs: Sequence[int]) -> Forecast:
-        """What one rank sends where the fullest partial sums have `needs` entries."""
+        """Forecasts what one rank sends, for partial sums of up to `needs` entries."""
         total, capacity, rounds, full = 0.0, 0, 0, False
         for size, need in zip(self.sizes, needs, strict=True):
             steps, as_array = self.steps(size), self.array_bytes(size)
@@ -172,11 +176,11 @@ class DoublingPlan:
 
 
 class AgreedCounts(NamedTuple):
-    """Counts of an array that ranks agreed on before its first hop.
+    """The non-zero units of an array, and the count on which ranks agreed before hops.
 
     Attributes:
-        present: Booleans, which units have anything.
-        most: The most units that any rank has, agreed upon.
+        present: Booleans [units], which units are not zero.
+        most: int32 [], the largest number of such units of any rank.
     """
 
     present: jax.Array
@@ -186,13 +190,13 @@ class AgreedCounts(NamedTuple):
 def add_up(
     x: jax.Array, wire: Wire, plan: DoublingPlan, known: AgreedCounts | None = None
 ) -> DoublingResult:
-    """Adds up x, a unit a row, over the axis.
+    """Sums x over the axis by recursive doubling.
 
     Args:
         x: [units, ...].
         wire: The ranks, and the dtype in which values travel; see `dtypes_of`.
         plan: The message sizes, for arrays like x.
-        known: What is known of it, if it is, and need not be looked for again.
+        known: The counts of x, if ranks have already agreed on them; else None.
     """
     narrow = wire.travelling(x.dtype)
     fold, swaps, unfold = gathers.doubling_schedule(wire.ranks)
@@ -248,7 +252,7 @@ class _Hops:
         return lax.fori_loop(first, stop, turn, state)
 
     def _hop(self, k, state, pairs, which, dtype, known=None):
-        """Sends the partial sum to the partner and adds what arrives."""
+        """Sends the partial sum to the partner, and adds the partner's to it."""
         sum_dtype = state.total.dtype
         total = rounded_to(state.total, dtype)
         rounded = total.astype(dtype)
@@ -290,7 +294,7 @@ class _Hops:
         pays = (steps.bytes(most) < as_array) & ~state.full
         total, stage = or_dense(self.wire, pays, sparse, dense, total)
         if self.folds:
-            # What the folded ranks had is with their partners now.
+            # The partners of the folded ranks have added their entries.
             core = 1 << (self.wire.ranks.bit_length() - 1)
             gone = (k == 0) & (self.wire.rank >= core)
             total = jnp.where(gone, 0, total)
@@ -308,17 +312,18 @@ class _Hops:
 
 
 def rounded_to(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Rounds x as a narrower dtype will, and leaves it in its own.
+    """Rounds x to the values of a narrower dtype, without changing its dtype.
 
-    Not a cast there and back: compilers may take that for nothing (XLA does on GPUs), and
-    then partners would keep different bits.
+    Casting to that dtype and back is not enough: compilers may remove both casts (XLA does
+    on GPUs), and then partners would keep different bits.
     """
     own, narrow = jnp.finfo(x.dtype), jnp.finfo(dtype)
     if narrow.bits >= own.bits:
         return x
     y = lax.reduce_precision(x, own.nexp, narrow.nmant)
     if narrow.nexp < own.nexp:
-        # Below its smallest normal number it has fixed steps; above its largest, nothing.
+        # Below the smallest normal number the narrow dtype has fixed steps; above its
+        # largest number it has infinity.
         least = float(narrow.smallest_normal)
         step = least * 2.0**-narrow.nmant
         y = jnp.where(jnp.abs(x) < least, lax.round(x / step, _HALF_TO_EVEN) * step, y)
@@ -328,6 +333,9 @@ def rounded_to(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
 
 
 def one_nan(x: jax.Array) -> jax.Array:
-    """One bit pattern for NaN and one for zero, whatever the order of the additions."""
+    """Replaces all NaNs by one bit pattern, and all zeros by another.
+
+    So the result does not depend on the order of the additions.
+    """
     x = jnp.where(jnp.isnan(x), jnp.full_like(x, jnp.nan), x)
     return jnp.where(bits.nonzero(x), x, jnp.zeros_like(x))

@@ -1,11 +1,12 @@
-"""What a scheme would send, computed before anything runs.
+"""Forecasts of what a scheme would send, computed before anything runs.
 
-A `Load` says what there is to add up: how many units, how wide, and how many of them one
-rank has and sums over 2, 4, 8, ... ranks have. From it each scheme forecasts the bytes that
-one rank sends, in the message sizes and index codes that it would take, so that a forecast
-from true counts equals what `wire` counts in a run on CPUs. Messages on GPUs have other
-sizes (`wire.ladder`), which are not forecast. What is forecast is the network: bytes, and
-how many messages wait for one another. The work of packing is not in it.
+A `Load` describes an array to sum: the number and the width of its units, and how many of
+them are non-zero on one rank and in sums over 2, 4, 8, ... ranks. From it each scheme
+forecasts the bytes that one rank sends, in the message sizes and index codes that it would
+use, so that a forecast from true counts equals the bytes that `wire` counts in a run on
+CPUs. Messages on GPUs have other sizes (`wire.ladder`), which are not forecast. A forecast
+has the bytes and the number of messages that wait for one another, but not the time of
+packing and unpacking.
 """
 
 import dataclasses
@@ -56,13 +57,13 @@ class Forecast(NamedTuple):
     Attributes:
         push: Bytes on the way to where values are added up.
         pull: Bytes on the way back.
-        messages: How many messages wait for one another, those that agree on a size
-            included: the latencies.
-        capacity: Entries in the longest message, or 0 where all goes densely.
-        dense: Whether all goes densely.
-        rounds: How many collectives with entries, or with the dense array, follow one
-            another: what `sparsejax.metrics` counts. A round of an all-to-all or a gather
-            is `ranks - 1` messages.
+        messages: The number of messages that wait for one another, which is the number of
+            latencies; messages to agree on a size are included.
+        capacity: The entries of the longest message, or 0 for a dense sum.
+        dense: Whether the sum is dense.
+        rounds: The number of collectives with entries, or with the dense array, that follow
+            one another, as `sparsejax.metrics` counts them. A round of an all-to-all or a
+            gather is `ranks - 1` messages.
         coded: Whether values travel in the code that a sparsifier rounded them to.
     """
 
@@ -80,11 +81,11 @@ class Forecast(NamedTuple):
         return self.push + self.pull
 
     def seconds(self, network: Network) -> float:
-        """Seconds of a sum: those that no bandwidth shortens, and those of the bytes."""
+        """Returns the seconds of a sum: `fixed_seconds`, and the time of the bytes."""
         return self.fixed_seconds(network) + self.bytes * 8e-9 / network.gbit_per_s
 
     def fixed_seconds(self, network: Network) -> float:
-        """Seconds that no bandwidth shortens: latencies, and what starting takes."""
+        """Returns the seconds that do not depend on bandwidth: latencies and the start."""
         start = 0.0 if self.dense else network.exchange_us
         return 1e-6 * (self.messages * network.latency_us + start)
 
@@ -94,27 +95,27 @@ class Load:
     """An array to sum: its size, and how many of its units are non-zero.
 
     Attributes:
-        ranks: How many ranks.
-        units: How many units: numbers, or rows.
-        numbers: Numbers in a unit.
-        dtype: Of the numbers.
-        counts: Non-zero units of one rank, and of sums over 2, 4, ... and all ranks: the
-            fullest of each.
-        skewness: The fullest of as many equal ranges as ranks over the mean range (Zen,
-            definition 5), of one rank.
-        sum_skewness: The same, of the sum.
+        ranks: The number of ranks.
+        units: The number of units, which are numbers or rows.
+        numbers: The number of numbers in a unit.
+        dtype: The dtype of the numbers.
+        counts: The non-zero units of one rank, and of sums over 2, 4, ... and all ranks;
+            for each the largest of all ranks.
+        skewness: For one rank, with as many equal ranges as ranks, the entries of the
+            fullest range over those of the mean range (Zen, definition 5).
+        sum_skewness: The skewness of the sum.
         shape: The shape of each leaf, where leaves are sent whole, and units are elements.
-        room: How many entries one rank's array has room for, where it is given by entries
-            or by rows; None where it is dense.
-        fullest: The counts that ranks agree on, where they are known; else they follow from
-            counts and skewness. With owners: units of the fullest part of any rank, and of
-            the sum, and then what a pull of `baselines.pulls` agrees on; by recursive
-            doubling: of the fullest partial sum before each message. Of `OmniReduce` units
-            are blocks.
-        listed: Whether they are the rows of a table that ranks list, with room for the ids
-            of a rank, repeats included; see `Scheme.rows`.
-        values: The code of the values, where a sparsifier rounded them to one.
-        arrays: How many arrays they are of, each with a table for its code.
+        room: The capacity of one rank's array, where it is given as entries or rows; None
+            where it is dense.
+        fullest: The counts on which ranks agree, if they are known; otherwise they follow
+            from `counts` and skewness. With owners: the units of the fullest part of any
+            rank, those of the sum, and then what a pull of `baselines.pulls` agrees on.
+            With recursive doubling: the units of the fullest partial sum before each
+            message. For `OmniReduce` units are blocks.
+        listed: Whether the units are the rows of a table that ranks list. Then `room` is
+            the number of ids of a rank, repeats included; see `Scheme.rows`.
+        values: The name of the value code, if a sparsifier rounded values to one.
+        arrays: The number of arrays, each of which has a table for the value code.
     """
 
     ranks: int
@@ -144,11 +145,11 @@ class Load:
 
     @property
     def size(self) -> int:
-        """How many numbers there are."""
+        """The number of numbers of the array."""
         return self.units * self.numbers
 
     def count(self, ranks: float) -> float:
-        """Non-zero units of a sum over `ranks` ranks, by a power law between known ones."""
+        """Returns the units of a sum over `ranks` ranks, by a power law between counts."""
         sums = merged(self.ranks)
         for i in range(1, len(sums)):
             if ranks <= sums[i] or i == len(sums) - 1:
@@ -160,13 +161,13 @@ class Load:
         return self.counts[0]
 
     def fullest_part(self, which: int, width: int, balanced: bool, sets: int = 1) -> int:
-        """Units of the fullest part, of any rank or of the sum.
+        """Returns the units of the fullest part, of any rank or of the sum.
 
         Args:
-            which: 0 for ranks, 1 for the sum.
-            width: Slots in a part.
-            balanced: Whether a hash spreads units over parts.
-            sets: How many sets of units there are.
+            which: 0 for the ranks, 1 for the sum.
+            width: The number of slots of a part.
+            balanced: Whether a hash distributes units over parts.
+            sets: The number of sets of units, of which the fullest part is taken.
         """
         if self.fullest is not None:
             return self.fullest[which]
@@ -177,7 +178,7 @@ class Load:
         return min(math.ceil(min(skewness * count / self.ranks, count)), width)
 
     def all_reduce(self, wire_dtype=None) -> Forecast:
-        """The dense sum, by halving and doubling: few messages and the fewest bytes."""
+        """Forecasts the dense sum, by halving and doubling: few messages, fewest bytes."""
         sent = collectives.all_reduce_cost(
             self.size, jnp.dtype(self.dtype), wire_dtype, self.ranks
         )
@@ -185,12 +186,12 @@ class Load:
         return Forecast(half, half, waits, dense=True, rounds=2)
 
     def unit_bytes(self, wire_dtype=None) -> int:
-        """Bytes of a unit's value as it travels."""
+        """Returns the bytes of a unit's value on the wire."""
         narrow = collectives.travelling(jnp.dtype(self.dtype), wire_dtype)
         return self.numbers * narrow.itemsize
 
     def part(self, inner: int) -> "Load":
-        """The load that one of `inner` ranks of a host sums with other hosts."""
+        """Returns the load that one of `inner` ranks of a host sums with other hosts."""
         outer, units = self.ranks // inner, -(-self.units // inner)
         counts = tuple(self.count(k * inner) / inner for k in merged(outer))
         room = None
@@ -201,39 +202,40 @@ class Load:
 
 
 def merged(ranks: int) -> tuple[int, ...]:
-    """Over how many ranks the sums of a recursive doubling are, from 1 on."""
+    """Returns the numbers of ranks of the partial sums of a recursive doubling, from 1."""
     powers = [1 << k for k in range(ranks.bit_length()) if 1 << k < ranks]
     return (*powers, ranks)
 
 
 def agreeing(ranks: int) -> int:
-    """Messages that wait for one another until all ranks agree on a number."""
+    """Returns the number of successive messages of an agreement on a number (a pmax)."""
     return (ranks - 1).bit_length()
 
 
 def independent(ranks: int, units: int, density: float) -> tuple[float, ...]:
-    """Counts where each rank draws its units alone."""
+    """Returns the counts of a load if each rank draws its units independently."""
     return tuple(units * -math.expm1(k * math.log1p(-density)) if density < 1 else units
                  for k in merged(ranks))  # fmt: skip
 
 
 def above_mean(parts: int) -> float:
-    """How far the fullest of `parts` hashed parts is above the mean, in square roots of it.
+    """Returns the expected maximum of `parts` independent standard normal numbers.
 
-    The largest of that many normal numbers, on average.
+    The fullest of `parts` hashed parts is above the mean by this many square roots of the
+    mean.
     """
     root = math.sqrt(2 * math.log(max(parts, 2)))
     return root - (math.log(math.log(max(parts, 3))) + math.log(4 * math.pi)) / (2 * root)
 
 
 def fullest_part(count: float, parts: int, width: int, sets: int = 1) -> int:
-    """Entries of the fullest part of a set that a hash spreads, or of any of several sets.
+    """Returns the expected entries of the fullest part of one or more hashed sets.
 
     Args:
-        count: Entries of a set.
-        parts: How many parts it has.
-        width: Slots in a part.
-        sets: How many sets of that many entries there are.
+        count: The entries of a set.
+        parts: The number of parts of a set.
+        width: The number of slots of a part.
+        sets: The number of sets of that many entries.
     """
     mean = count / parts
     most = mean + above_mean(parts * sets) * math.sqrt(mean)
@@ -241,12 +243,12 @@ def fullest_part(count: float, parts: int, width: int, sets: int = 1) -> int:
 
 
 def room_of(capacity: int, ranks: int, width: int) -> int:
-    """Rows in a message to one owner of a list: the mean, and six standard deviations."""
+    """Returns the capacity of a message to one owner: the mean plus six sigma, in rows."""
     mean = capacity / ranks
     room = math.ceil(mean + 6 * math.sqrt(mean) + 8)
     return min(room, capacity, width)
 
 
 def owned_of(room: int, ranks: int, width: int) -> int:
-    """Rows that an owner has room for: all that fit into its messages."""
+    """Returns the capacity of an owner in rows: that of all messages to it."""
     return min(ranks * room, width)

@@ -1,10 +1,10 @@
-"""Entries, unless the dense collective sends no more bytes.
+"""The choice between entries and the dense collective, by their bytes.
 
-A scheme computes beforehand what its entries would take, from counts on which all ranks
-agreed. So all ranks take the same side, and none sends more than a dense collective does,
-but for what they agreed on. On GPUs entries must save as much as they cost beside bytes
-(`collectives.pays`). A platform where entries never pay has the dense sum before any is
-counted: `suited`.
+A scheme computes the bytes of its entries before it sends them, from counts on which all
+ranks agreed. So all ranks take the same branch, and none sends more than a dense collective
+does, except for the agreed numbers. On GPUs entries must save as much time as they cost
+beside the bytes (`collectives.pays`). On a platform where entries never pay, `suited`
+replaces the scheme by a dense sum before any entries are counted.
 """
 
 from collections.abc import Callable
@@ -29,15 +29,16 @@ def or_dense(
     *operands: Any,
     copied: bool = True,
 ) -> Any:
-    """The result of `by_entries` where that pays, else that of `densely`.
+    """Returns the result of `by_entries` if entries pay, else that of `densely`.
 
     Args:
         wire: The ranks.
-        pays: Whether it does, equal on all ranks: see `collectives.pays`.
+        pays: Boolean [], whether entries pay, equal on all ranks: see `collectives.pays`.
         by_entries: Sends the entries of the operands.
         densely: Sends the operands as dense arrays; its results have the same shapes.
-        *operands: What both are called with.
-        copied: Whether XLA may write over the operands where they are sent densely.
+        *operands: The operands of both functions.
+        copied: Whether the dense branch works on copies of the operands, because XLA may
+            write over them: see `on_copies`.
     """
     if wire.at_once:
         operands = (pays, *operands)
@@ -51,14 +52,14 @@ def _without(send):
 
 
 def on_copies(densely: Callable[..., Any]) -> Callable[..., Any]:
-    """`densely` on copies of the operands, made where it is called.
+    """Returns `densely` as a function of `pays` and the operands, which it copies.
 
-    Its arguments are whether entries pay, which is false where it is called, and the
-    operands.
+    It is called in the branch in which `pays` is false.
 
-    XLA's all-reduce on GPUs writes over its operand, so one that is still needed, as every
-    argument of a program that is not donated, is copied first, and XLA does that before it
-    knows which side is taken. A copy that it sees no reason for stays where it is.
+    XLA's all-reduce on GPUs writes over its operand. If the operand is needed later, as any
+    argument that is not donated is, XLA copies it first, and does so before the branch is
+    known, also where entries are sent. A select by `pays` is a copy that XLA does not move
+    out of the branch.
     """
 
     def call(pays, *operands):
@@ -71,16 +72,17 @@ def on_copies(densely: Callable[..., Any]) -> Callable[..., Any]:
 def suited(
     scheme: base.Scheme, x: Units, name: str, wire: Wire, dense: bool = False
 ) -> base.Scheme:
-    """The scheme that sums some units on the platform that is traced for.
+    """Returns the scheme that sums some units on the platform that is traced for.
 
-    Where single numbers are not worth listing, that is a dense sum, and a warning says so.
-    A lossy scheme stays, with a warning of its own: a dense sum would train otherwise.
-    Entries that all ranks have in common stay, too: of them values alone are sent.
+    That is a dense sum, with a warning, where single numbers are not worth listing. A lossy
+    scheme is kept, with another warning, since a dense sum would change the training.
+    Entries whose units are shared by all ranks also keep their scheme, since only their
+    values are sent.
 
     Args:
         scheme: The scheme that was asked for.
         x: The units.
-        name: Of their leaf, or bucket.
+        name: The name of their leaf or bucket, for the warning.
         wire: The ranks.
         dense: Whether a dense sum was asked for.
     """

@@ -1,23 +1,23 @@
-"""Lists of rows on the wire, and their sum where every rank sends its list to all.
+"""Messages of lists of rows, and their sum where every rank sends its list to all ranks.
 
-A list has distinct slots, ascending, with a row of numbers for each. A message is a list
-whose slots stand in front of their rows; it has one of a few sizes, and takes the smallest
-that the fullest list of all ranks fits.
+A list has distinct, ascending slots, with a row of numbers for each. In a message each slot
+is followed by its row. A message has one of a few sizes, the smallest that holds the
+longest list of all ranks.
 
 `gathered` is the sum in one round. On the wire, with n ranks:
 
-    agree   one pmax: the rows of the rank that lists most
+    agree   one pmax: the number of rows of the rank that lists most
     gather  all_gather of the lists
 
 Every rank adds up the same lists in the order of the ranks, so all hold the same bits. A
-row counts as there because it is listed, whatever is in it.
+listed row counts as present even if all its numbers are zero.
 
-On GPUs what all ranks send of a long message is about as much as the rows that come of it,
-and both would be in memory at once. There it goes in runs, one after the other, each put in
-its place before the next is sent: see `Lists.place` and `length_of_runs`. On TPUs slots and
-rows are two messages, of the same bytes in all: a row after its slot would lie across the
-lanes, and each of its numbers would move where they are joined and split. Nor are rows
-flattened there.
+On GPUs the long messages of all ranks are together about as large as the resulting rows,
+and both would be in memory at once. So they are sent in runs of rows, each written to its
+place before the next is sent: see `Lists.place` and `length_of_runs`. On TPUs slots and
+rows are two messages, with the same bytes in all: a row that follows its slot would not be
+aligned to the lanes, so joining and splitting them would move each number. For the same
+reason rows are not flattened on TPUs.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from sparsejax.units import bits
 from sparsejax.units.indices import MOST_NUMBERED
 from sparsejax.units.merging import merge, union
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.stacked import apart, stacked
+from sparsejax.units.stacked import by_table, stacked
 from sparsejax.units.units import wide
 from sparsejax.wire import gathers
 from sparsejax.wire.channels import Channel, Route
@@ -49,23 +49,24 @@ from sparsejax.wire.ladder import ROUND
 from sparsejax.wire.sizes import Sizes, send_heads
 
 
-# The ratio of successive message sizes, and how many there are, down to some seventh of
-# the longest: more where that is so long that padding weighs more than compiling.
+# The ratio of successive message sizes and their number, down to about a seventh of the
+# longest. Sizes are finer for messages of _LONG bytes or more, where padding costs more
+# than compiling.
 _FINE, _COARSE = (1.25, 10), (1.5, 6)
 _LONG = 1 << 16
-# On GPUs a run of what all ranks send is no more than such a share of the rows that come of
-# it, unless it has fewer bytes than take as long as a round.
+# On GPUs one run of the messages of all ranks has at most this share (1 / 3) of the bytes
+# of the resulting rows, unless it has fewer bytes than are sent in the time of a round.
 _SHARE_OF_RUN = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Lists:
-    """How lists of rows travel.
+    """The format of messages of lists of rows.
 
     Attributes:
         wire: The ranks, and the dtype in which rows travel.
-        like: Rows such as those that are to be added up.
-        sizes: Of messages that `send` sends; `message_sizes` of their room if None.
+        like: Rows with the shape and dtype of those to add up.
+        sizes: The sizes of messages of `send`; those of `message_sizes` if None.
     """
 
     wire: Wire
@@ -74,22 +75,22 @@ class Lists:
 
     @functools.cached_property
     def numbers(self) -> int:
-        """How many numbers a row has."""
+        """The number of numbers in a row."""
         return math.prod(self.like.shape[1:])
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of the rows while they travel."""
+        """The dtype of the rows on the wire."""
         return self.wire.travelling(self.like.dtype)
 
     @property
     def row_words(self) -> int:
-        """Words of a row on the wire, with its slot."""
+        """The words of a row on the wire, with its slot."""
         return row_words(self.numbers * self.dtype.itemsize)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row on the wire, with its slot."""
+        """The bytes of a row on the wire, with its slot."""
         return 4 * self.row_words
 
     def send(
@@ -103,15 +104,15 @@ class Lists:
         """Sends the first slots and values of each message, as many as the fullest has.
 
         Args:
-            channel: Where the messages go.
+            channel: The channel that sends the messages.
             slots: int32 [messages, room].
             values: [messages, room, numbers].
-            need: Slots of the fullest message, equal on all ranks.
-            nowhere: The slot of no row.
+            need: int32 [], the slots of the fullest message, equal on all ranks.
+            nowhere: The sentinel slot of no row.
 
         Returns:
-            The slots and values received, with as much room, and the bytes sent. A value
-            without a slot is zero where one message goes to all, else anything.
+            The slots and values received, with the same capacity, and the bytes sent.
+            Values without a slot are zero where one message goes to all, else unspecified.
         """
         room = slots.shape[1]
         sizes = self.sizes or message_sizes(room, self.row_bytes)
@@ -130,7 +131,7 @@ class Lists:
         return slots, values, at_number(jnp.array(sent, jnp.float32), number)
 
     def run(self, room: int) -> int:
-        """Rows of a run of `place`, of a list with this much room."""
+        """Returns the number of rows of a run of `place`, for a list of this capacity."""
         of_all = self.wire.ranks * self.row_bytes
         return length_of_runs(self.wire, room, of_all, room * of_all)
 
@@ -142,20 +143,21 @@ class Lists:
         need: jax.Array,
         nowhere: int,
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """`send` of one message to all, for GPUs: a run of its rows before the next.
+        """Sends one message to all ranks in runs of rows, for GPUs; see `send`.
 
-        Of what all ranks send only a run is in memory beside the rows in their places.
+        Each run is written to its place before the next is sent. So only one run of what
+        all ranks send is in memory beside the resulting rows.
 
         Args:
-            channel: Where the message goes.
+            channel: The channel that sends the message.
             slots: int32 [room].
             values: [room, numbers].
-            need: Slots of the fullest message, equal on all ranks.
-            nowhere: The slot of no row.
+            need: int32 [], the slots of the fullest message, equal on all ranks.
+            nowhere: The sentinel slot of no row.
 
         Returns:
-            The slots [ranks, room] and values received, these in the dtype of `like`; the
-            bytes sent, and in how many messages.
+            The slots received, int32 [ranks, room]; the values received, in the dtype of
+            `like`; the bytes sent; and the number of messages.
         """
         room = slots.shape[0]
         sizes, length = message_sizes(room, self.row_bytes), self.run(room)
@@ -165,8 +167,8 @@ class Lists:
 
         def branch(number):
             columns = sizes.rooms[number]
-            # First what is left of whole runs, which are the same for all sizes: so few
-            # kernels are.
+            # The remainder after whole runs is sent first. Whole runs have the same shapes
+            # at all sizes, so they share kernels.
             rest = (columns - 1) // length * length
 
             def receive(message, first, last):
@@ -183,7 +185,7 @@ class Lists:
                 found = jnp.pad(found, edges, constant_values=nowhere)
                 rows = jnp.pad(rows, (*edges, (0, 0)))
                 for first in range(0, rest, length):
-                    # Else XLA would have all of them there at the same time.
+                    # Without the barrier XLA could hold all runs in memory at one time.
                     found, rows, *message = together(found, rows, *message)
                     more, run = receive(message, first, first + length)
                     found = lax.dynamic_update_slice(found, more, (0, first))
@@ -195,29 +197,29 @@ class Lists:
         number = sizes.number(need)
         branches = [branch(number) for number in range(len(sizes.rooms))]
         slots, rows = lax.switch(number, branches, message)
-        # One table: a look into each would be a kernel of its own.
+        # One table, since a lookup in each of two would be a kernel of its own.
         sent = _sent(channel, message, room, sizes)
         return slots, rows, *jnp.asarray(np.array([sent, messages], np.float32))[:, number]
 
     def add_up(self, of_row: jax.Array, rows: jax.Array, capacity: int) -> jax.Array:
-        """The sum of lists that all ranks have, taken in the order of the ranks.
+        """Sums lists that all ranks have, in the order of the ranks.
 
         Args:
-            of_row: int32 [ranks, k], where each row goes; `capacity` is nowhere. No two of
-                a rank go to one place.
+            of_row: int32 [ranks, k], the place of each row, or `capacity` for no place. No
+                two rows of a rank have the same place.
             rows: [ranks, k, ...].
-            capacity: How many places there are.
+            capacity: The number of places.
 
         Returns:
-            [capacity, ...], in float32 or wider.
+            The sums, [capacity, ...], in float32 or wider.
         """
         n, size = of_row.shape
         dtype = wide(self.like.dtype)
 
         def one(source, total):
-            # An index of its own for each that is dropped.
-            apart = capacity + lax.iota(jnp.int32, size)
-            at = jnp.where(of_row[source] < capacity, of_row[source], apart)
+            # Rows without a place have indices out of range, which must be unique, too.
+            outside = capacity + lax.iota(jnp.int32, size)
+            at = jnp.where(of_row[source] < capacity, of_row[source], outside)
             values = rows[source].astype(dtype)
             return total.at[at].add(values, mode="drop", unique_indices=True)
 
@@ -226,10 +228,10 @@ class Lists:
         return lax.fori_loop(0, n, one, as_varying(start, over))
 
     def _to_words(self, slots, values):
-        """Messages uint32 [messages, room * row_words]: every slot followed by its row.
+        """Packs messages, uint32 [messages, room * row_words]: each slot, then its row.
 
-        Where rows have lanes, two of them: the slots, and the rows [messages, room, words],
-        of which each begins with a lane.
+        Where rows are padded to lanes (TPUs), there are two messages: the slots, and the
+        rows [messages, room, words], each aligned to the lanes.
         """
         words = bits.words_of(values.astype(self.dtype))
         slots = lax.bitcast_convert_type(slots, jnp.uint32)[..., None]
@@ -239,7 +241,7 @@ class Lists:
         return [message.reshape(len(slots), -1)]
 
     def _from_words(self, messages, room):
-        """Inverse of `_to_words`."""
+        """Unpacks messages into slots and rows; inverts `_to_words`."""
         parts = [words.reshape(len(words), room, -1) for words in messages]
         slots = lax.bitcast_convert_type(parts[0][..., 0], jnp.int32)
         words = parts[1] if len(parts) == 2 else parts[0][..., 1:]
@@ -247,7 +249,7 @@ class Lists:
 
 
 def _sent(channel, message, room, sizes):
-    """Bytes that one rank sends for the parts of a message, at each size."""
+    """Returns the bytes that one rank sends for all parts of a message, at each size."""
     words = [part[0].size // room for part in message]
     return [
         sum(channel.route.bytes(columns * each) for each in words)
@@ -258,17 +260,17 @@ def _sent(channel, message, room, sizes):
 def gathered(
     tables: Sequence[RowGrads], wire: Wire, gather: str = "auto", distinct: bool = False
 ) -> base.SummedRows:
-    """The sums of listed rows, by a gather of all lists; the same on all ranks.
+    """Sums listed rows by a gather of all lists; the sums are the same on all ranks.
 
     Args:
         tables: This rank's rows of each table; ids may repeat.
         wire: The ranks, and the dtype in which rows travel.
         gather: One of `wire.gathers.GATHERS`.
-        distinct: Whether no id repeats, and all are in front of places without a row.
+        distinct: Whether no id repeats, and all ids precede the sentinels.
 
     Returns:
-        Rows of distinct ids, with room for all that ranks list, and no more than the table
-        has.
+        Rows of distinct ids, with a capacity for all rows that ranks list, or for all rows
+        of the table, if these are fewer.
     """
     if is_trivial(tables, wire):
         return of_one_rank(tables, wire)
@@ -283,7 +285,7 @@ def gathered(
     keys, rows, sent = lists.send(channel, merged.ids[None], values, most, height)
     ids, of_row = union(keys, min(keys.size, height), height)
     sums = lists.add_up(of_row, rows, ids.size)
-    # As every other way has it: rounded to what travels.
+    # Rounded to the dtype of the wire, as the sums of other exchanges are.
     sums = sums.astype(lists.dtype).astype(grads.dtype)
     ids, sums = wire.assume_same((ids, sums.reshape(-1, *grads.shape[1:])))
     after = jnp.sum(ids < height).astype(jnp.float32)
@@ -299,7 +301,7 @@ def gathered(
     )
     heights = [table.shape[0] for table in tables]
     rooms = [wire.ranks * table.capacity for table in tables]
-    found = apart(
+    found = by_table(
         ids, sums, heights, [min(pair) for pair in zip(rooms, heights, strict=True)]
     )
     totals = [RowGrads(*f, t.shape) for f, t in zip(found, tables, strict=True)]
@@ -319,25 +321,25 @@ def check_listed(listed: int, wire: Wire) -> None:
 
 
 def is_trivial(tables: Sequence[RowGrads], wire: Wire) -> bool:
-    """Whether nothing needs to be sent: there is one rank, or there are no rows."""
+    """Returns whether nothing needs to be sent: there is one rank, or there are no rows."""
     return wire.ranks == 1 or not any(table.capacity and table.size for table in tables)
 
 
 def of_one_rank(tables: Sequence[RowGrads], wire: Wire) -> base.SummedRows:
-    """The sums where nothing needs to be sent."""
+    """Returns the sums where nothing needs to be sent."""
     _, sent = wire.psum(jnp.float32(0))
     merged = [wire.assume_same(merge(table)) for table in tables]
     return base.SummedRows(merged, base.traffic(base.stage(), base.stage(), scalars=sent))
 
 
 def sent_by_lists(unit_bytes: int, room: int, need: int, route: Route) -> tuple[float, int]:
-    """Bytes that one rank sends for lists of rows, and how many rows a message has.
+    """Returns the bytes that one rank sends for lists of rows, and the rows of a message.
 
     Args:
-        unit_bytes: Bytes of a row as it travels, without its slot.
-        room: For how many rows there is room at most.
-        need: How many the fullest message has.
-        route: How messages go.
+        unit_bytes: Bytes of a row on the wire, without its slot.
+        room: The capacity of the longest message, in rows.
+        need: The rows of the fullest message.
+        route: The number of messages that one rank sends.
     """
     words = row_words(unit_bytes)
     sizes = message_sizes(room, 4 * words)
@@ -348,7 +350,7 @@ def sent_by_lists(unit_bytes: int, room: int, need: int, route: Route) -> tuple[
 def forecast(
     load: Load, wire_dtype: jax.typing.DTypeLike | None, gather: str = "auto"
 ) -> Forecast:
-    """Reckons what one rank would send for lists of rows that all ranks gather."""
+    """Forecasts what one rank would send for lists of rows that all ranks gather."""
     if load.ranks == 1 or not load.room or not load.size:
         return Forecast(0.0, 0.0, agreeing(load.ranks))
     need, route = math.ceil(load.counts[0]), gathers.route(gather, load.ranks)
@@ -359,26 +361,28 @@ def forecast(
 
 
 def length_of_runs(wire: Wire, count: int, each: int, result: int) -> int:
-    """How many parts of what all ranks send are received at a time: all, on CPUs.
+    """Returns how many parts of the messages of all ranks are received at a time.
+
+    On CPUs that is all parts.
 
     Args:
         wire: The ranks.
-        count: Of how many equal parts it consists.
-        each: Bytes of one of them, of all ranks.
-        result: Bytes of all rows that there is room for in the end.
+        count: The number of equal parts of a message: rows, or columns.
+        each: Bytes of one part, summed over all ranks.
+        result: Bytes of the buffer of the resulting rows.
     """
     if not wire.at_once:
         return count
     runs = -(-count * each * _SHARE_OF_RUN // max(result, _SHARE_OF_RUN * ROUND))
-    # In fours, which are read at once where they are numbers.
+    # A multiple of four: kernels read four numbers at a time.
     return 4 * -(-count // (4 * max(runs, 1)))
 
 
 def row_words(unit_bytes: int) -> int:
-    """Words of a row on the wire, with its slot; rows of odd length are padded."""
+    """Returns the words of a row with its slot; rows are padded to whole words."""
     return 1 + -(-unit_bytes // 4)
 
 
 def message_sizes(room: int, row_bytes: int) -> Sizes:
-    """Message sizes up to `room` rows."""
+    """Returns the message sizes up to `room` rows."""
     return Sizes.up_to(room, *(_FINE if room * row_bytes >= _LONG else _COARSE))

@@ -1,22 +1,24 @@
 """Two levels: a dense sum inside a host, a sparse scheme across hosts.
 
-Zen, section 3.4: the links inside a host are fast, those between hosts are not. Over the
-axes (outer, inner), with m ranks inside:
+Zen, section 3.4: the links inside a host are fast, and those between hosts are slow. Over
+the axes (outer, inner), with m ranks inside a host:
 
     inside  reduce-scatter: each rank adds up one of m parts of the dense array
-    across  the scheme, over the outer axis, each rank with its part
+    across  the scheme, over the outer axis, for each rank's part
     inside  all-gather of the parts
 
-So each of a host's m links to the network carries an m-th, and a unit that several ranks
-of a host have crosses once. The parts are a striped hash of the units, not ranges: ranges
-would leave the ranks of a host as unevenly loaded as the gradient is skewed.
+So each of a host's m links to the network carries an m-th of the array, and a unit that
+several ranks of a host have is sent to other hosts once. The parts are a striped hash of
+the units, not ranges: with ranges the loads of a host's ranks would be as uneven as the
+gradient is skewed.
 
-A host's sum is taken in float32 or wider and crosses in x's dtype, or a narrower one: so it
-must fit that dtype, where a flat scheme asks it only of the numbers and of the total.
+A host's sum is taken in float32 or wider, and sent to other hosts in x's dtype or a
+narrower one. So the sum of each host must fit that dtype, where in a flat scheme only the
+numbers and the total must.
 
-`Traffic` reports the outer axis, where bytes are dear, and the bytes sent inside
-separately. It is that of this rank's part: who keeps it agrees on the largest of a host's,
-once a step.
+`Traffic` reports the bytes on the outer axis, which are expensive, and the bytes inside a
+host separately. It is the traffic of this rank's part. The transformation that keeps it in
+its state takes the maximum over the ranks of a host, once a step.
 """
 
 import dataclasses
@@ -34,8 +36,8 @@ from sparsejax.units.dense import Dense
 from sparsejax.units.ownership.striped import StripedHash
 
 
-# Another hash than a scheme's own: with the same one, the units of a part would nearly all
-# have the same owner across hosts.
+# The seed differs from that of a scheme's own hash: with the same hash nearly all units of
+# a part would have the same owner across hosts.
 _INSIDE = StripedHash(seed=0x2C1B3C6D)
 
 
@@ -72,7 +74,7 @@ class TwoLevel(base.Scheme):
                 "and the ranks of a host would have parts of its sum: give sync "
                 "two_level=False, to run it over both axes as one."
             )
-        # Of the values between hosts.
+        # The dtype of values sent between hosts.
         object.__setattr__(self, "wire_dtype", self.across.wire_dtype)
 
     def init(self, like, wire):
@@ -96,7 +98,7 @@ class TwoLevel(base.Scheme):
         units = layout.invert(part, lax.iota(jnp.int32, layout.width))
         parts = x.at[units].get(mode="fill", fill_value=0)
         mine, scattered = inner.reduce_scatter(parts)
-        # A host's sum has float32 or wider, and travels in x's dtype.
+        # A host's sum is float32 or wider, and is sent in x's dtype.
         across = outer.narrowed(x.dtype) if x.dtype.itemsize <= 2 else outer
         done = self.across(Dense(mine), state, across)
         gathered, spread = inner.all_gather(done.total.astype(x.dtype))
@@ -109,30 +111,30 @@ class TwoLevel(base.Scheme):
         return base.Reduced(total, left, done.state, traffic)
 
     def rows(self, tables, wire):
-        """Listed rows as arrays: added up inside, then across; see `owners.host_rows`."""
+        """Sums listed rows inside hosts, then across hosts; see `owners.host_rows`."""
         outer, inner = (wire.along(axis) for axis in two_axes(wire.axis))
         # Inside, rows travel in their own dtype.
         inner = dataclasses.replace(inner, dtype=None)
         return HostRows(self.across, _INSIDE, wire, outer, inner)(tables)
 
     def scatter(self, x, count, wire):
-        """A piece is needed on one device: as across, over both axes as one."""
+        """Scatters by the scheme over both axes as one, since one device needs a piece."""
         return self.across.scatter(x, count, wire)
 
     def scatter_rows(self, tables, wire):
         return self.across.scatter_rows(tables, wire)
 
     def forecast(self, load):
-        """Reckons what one rank sends to other hosts.
+        """Forecasts what one rank sends to other hosts.
 
         Args:
-            load: Its part of a host's sum: `Load.part`.
+            load: The load of the rank's part of its host's sum: `Load.part`.
         """
         return self.across.forecast(load)
 
 
 def two_axes(axis_name: Any) -> tuple[AxisName, AxisName]:
-    """The outer and the inner axis, or an error."""
+    """Returns the outer and the inner axis; raises unless there are two."""
     if isinstance(axis_name, str) or len(axis_name) != 2:
         raise AxisError(
             f"TwoLevel works over two axes, axis_name=(outer, inner), got {axis_name!r}."

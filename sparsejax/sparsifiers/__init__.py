@@ -1,4 +1,4 @@
-"""Sparsifiers, one file each: they select what is sent. `base` has their contract."""
+"""Sparsifiers, which select the elements to send, one file each; `base` is the contract."""
 
 from sparsejax.sparsifiers.base import Draw as Draw, Sparsifier as Sparsifier
 from sparsejax.sparsifiers.densities import Schedule as Schedule, Warmup as Warmup

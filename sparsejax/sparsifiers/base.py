@@ -1,23 +1,24 @@
 """The contract of a sparsifier.
 
-A sparsifier is a frozen dataclass that says which elements of an array are sent in this
-step. It is called with the accumulated gradient, which is the gradient plus the residual,
-in float32 or wider. The selected elements are sent as a `SparseTensor`; the others are the
-next residual (`transforms.feedback`), so
+A sparsifier is a frozen dataclass that selects the elements of an array that are sent in
+this step. It is called with the accumulated gradient, which is the gradient plus the
+residual, in float32 or wider. The selected elements are sent as a `SparseTensor`; the
+others are the next residual (`transforms.feedback`), so
 
     accumulated gradient == sent + residual
 
-and nothing is lost. A `Selector` returns the indices of the selected elements;
-`ByMagnitude` is one that computes a threshold, from which the indices follow; where that is
-an estimate, `estimate.ByEstimate` corrects it. `Rounding` returns another array, all
-elements of it in a few bits each.
+and nothing is lost. A `Selector` returns the indices of the selected elements.
+`ByMagnitude` is a selector that computes a threshold, from which the indices follow; if the
+threshold is an estimate, `estimate.ByEstimate` corrects it. `Rounding` returns another
+array, with all elements in a few bits each.
 
-The number of selected elements may vary from step to step, their capacity does not. If
-more elements are above a threshold than fit, the largest are selected, and of equal ones a
-run whose start changes from step to step: by index, the last ones would never be sent.
+The number of selected elements may vary from step to step, but the capacity does not. If
+more elements reach a threshold than fit, the largest are selected. Of equal elements
+consecutive ones are selected, from a start that changes from step to step: in the order of
+indices the last ones would never be sent.
 
-Thresholds are keys (`units.magnitudes`). Random numbers are a hash of the step, so ranks
-agree on them without a message.
+Thresholds are keys (`units.selection.magnitudes`). Random numbers are a hash of the step,
+so ranks agree on them without a message.
 """
 
 import abc
@@ -34,20 +35,20 @@ from sparsejax.units.selection import magnitudes
 from sparsejax.units.selection.selections import Arrays
 
 
-# A share of the elements, or a function from the step to one; see `densities`.
+# A share of the elements, or a function of the step that returns one; see `densities`.
 Density = float | Callable[[jax.Array], Any]
 
 _MOST = 2**31 - 1
 
 
 class Draw(NamedTuple):
-    """What a sparsifier is given besides the array.
+    """The inputs of a sparsifier besides the array.
 
     Attributes:
-        step: int32: the number of updates before this one, equal on all ranks.
-        seed: uint32: another one for each leaf and step, equal on all ranks.
-        wanted: int32: k, the number of elements to select from all shards together.
-        rank: int32: the number of this rank, for random numbers that differ by rank.
+        step: int32 [], the number of updates before this one, equal on all ranks.
+        seed: uint32 [], a seed that differs by leaf and step, equal on all ranks.
+        wanted: int32 [], k, the number of elements to select from all shards together.
+        rank: int32 [], the number of this rank, for random numbers that differ by rank.
         over: Sums and concatenations over the shards of the array.
         alone: Whether the threshold is computed from this array alone; False if it is one
             threshold for all leaves.
@@ -106,7 +107,7 @@ class Sparsifier:
         return ()
 
     def wanted(self, size: int, step: jax.Array) -> jax.Array:
-        """Returns k, how many elements of `size` are sent in a step: at least 1."""
+        """Returns k, the number of elements of `size` to send in a step: at least 1."""
         if not callable(self.density):
             return jnp.int32(max(1, min(math.ceil(self.density * size), _MOST)))
         share = jnp.asarray(self.density(step), jnp.float32)
@@ -138,12 +139,12 @@ class Selector(Sparsifier, abc.ABC):
         return 1.0
 
     def capacity(self, size: int) -> int:
-        """Returns how many selected elements there is room for, of an array of `size`."""
+        """Returns the capacity for selected elements, of an array of `size`."""
         share: Any = getattr(self.density, "largest", self.density)
         return max(1, min(size, math.ceil(self.room * math.ceil(share * size))))
 
     def expected(self, size: int) -> int:
-        """Returns how many elements of `size` are sent after any warm-up, for forecasts."""
+        """Returns the elements of `size` that are sent after any warm-up, for forecasts."""
         share: Any = getattr(self.density, "density", None)
         if share is None:
             share = getattr(self.density, "largest", self.density)
@@ -168,9 +169,9 @@ class Selector(Sparsifier, abc.ABC):
             capacity: The largest number of indices, known when traced; k is not.
 
         Returns:
-            The indices of the selected elements, int32 [capacity], in any order, each at
-            most once and padded with `size`; and the next state. Unless all ranks select
-            the same, a zero is never selected, and a NaN as if it were the largest.
+            The indices of the selected elements, int32 [capacity], in any order, distinct
+            and padded with `size`; and the next state. Unless all ranks select the same
+            elements, a zero is never selected, and a NaN is selected like the largest.
         """
 
     def select_all(
@@ -180,7 +181,7 @@ class Selector(Sparsifier, abc.ABC):
         draws: Sequence[Draw],
         capacities: Sequence[int],
     ) -> tuple[list[jax.Array], list[Any]]:
-        """Selects elements of several arrays of equal dtype; see `units.selections`.
+        """Selects elements of several arrays of equal dtype; see `units.selection`.
 
         Args:
             arrays: The arrays.
@@ -223,15 +224,16 @@ class ByMagnitude(Selector):
             draw: The step, a seed and k.
 
         Returns:
-            The threshold as a key (`units.magnitudes`) of at least 1; and the next state.
+            The threshold as a key (`units.selection.magnitudes`) of at least 1; and the
+            next state.
         """
 
     def after(self, state: Any, count: jax.Array, draw: Draw) -> Any:
-        """Returns the next state, once elements were selected.
+        """Returns the next state, after elements were selected.
 
         Args:
             state: The state that `level` returned.
-            count: int32: how many elements of all shards reach the threshold.
+            count: int32 [], the number of elements of all shards that reach the threshold.
             draw: The step, a seed and k.
         """
         del count, draw
@@ -256,7 +258,7 @@ class ByMagnitude(Selector):
         return list(levels), list(after)
 
     def limit(self, draw: Draw, capacity: int) -> jax.Array | int:
-        """Returns how many of the elements that reach the threshold are selected at most.
+        """Returns the largest number of elements to select that reach the threshold.
 
         Args:
             draw: The step, a seed and k.
@@ -268,7 +270,7 @@ class ByMagnitude(Selector):
     def cut(
         self, x: jax.Array, level: jax.Array, limit: jax.Array, draw: Draw
     ) -> jax.Array:
-        """Selects `limit` elements, where more reach the threshold.
+        """Selects `limit` elements, if more reach the threshold.
 
         Args:
             x: [size], the accumulated gradient: the gradient plus the residual, in float32
@@ -300,7 +302,7 @@ class ByMagnitude(Selector):
 
         Returns:
             The indices for each array, at most as many as its capacity; and int32 [arrays],
-            how many elements reach each threshold.
+            the number of elements that reach each threshold.
         """
         together = Arrays(arrays)
         selected = together.at_least(levels)
@@ -308,7 +310,7 @@ class ByMagnitude(Selector):
         return places, selected.counts
 
     def _fit(self, together, levels, selected, draws, capacities):
-        """The indices of what is selected, and of no more than fit."""
+        """Returns the indices of the selected elements, reduced to those that fit."""
         limits = [self.limit(*pair) for pair in zip(draws, capacities, strict=True)]
         pairs = zip(limits, together.arrays, strict=True)
         if not all(isinstance(limit, int) and limit >= x.size for limit, x in pairs):
@@ -346,7 +348,7 @@ class ByMagnitude(Selector):
         return places, [self.after(*one) for one in each]
 
     def _take_settled(self, arrays, levels, draws, capacities):
-        """`take_all`, once thresholds that are estimates are corrected."""
+        """Does as `take_all`, after thresholds that are estimates have been corrected."""
         return self.take_all(arrays, levels, draws, capacities)
 
 
@@ -364,7 +366,7 @@ class Rounding(Sparsifier, abc.ABC):
     """
 
     def shrink(self, size: int) -> float:
-        """Returns the factor on rounded values where rounding errors go into a residual.
+        """Returns the factor of rounded values if rounding errors go into a residual.
 
         Unbiased rounding may overshoot: without the factor the residual would grow without
         bound.

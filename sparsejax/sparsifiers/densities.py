@@ -1,7 +1,7 @@
 """Densities that change from step to step.
 
-A schedule is a function from the step to the density. Capacities are fixed when a program
-is compiled, so a schedule also says its largest density.
+A schedule is a function of the step that returns the density. Capacities are fixed at trace
+time, so a schedule also has its largest density.
 """
 
 import dataclasses

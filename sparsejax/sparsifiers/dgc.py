@@ -1,11 +1,11 @@
-"""Deep Gradient Compression: a threshold from a sample, corrected while it is far off.
+"""Deep Gradient Compression: a threshold from a sample, corrected if it is far off.
 
-The sample has one element in a hundred, or enough that about 64 of the k largest are in
-it; the threshold selects the same share of the sample as k is of the array. If it selects
-more than 1.3 k or fewer than 0.8 k elements it is multiplied by that factor, at most ten
-times. Where that does not help, as with elements that are all equal, the largest are
-selected exactly. The shards of a tensor join their samples, so that all shards have one
-threshold (Zen, section 3.4).
+The sample has one element in a hundred, or more, so that about 64 of the k largest are in
+it. The threshold selects the same share of the sample as k is of the array. While it
+selects more than 1.3 k elements of the array it is multiplied by 1.3, and while it selects
+fewer than 0.8 k by 0.8, at most ten times. If that does not suffice, as with elements that
+are all equal, the largest are selected exactly. The shards of a tensor join their samples,
+so that all shards have one threshold (Zen, section 3.4).
 """
 
 import dataclasses
@@ -86,7 +86,7 @@ class DGC(ByEstimate, BySample):
 
 
 def sampled(arrays, draws, share, density):
-    """Returns the keys of the thresholds that samples with this share of elements give."""
+    """Returns thresholds, as keys, from samples with this share of the elements."""
     least = getattr(density, "density", density)
     least = least if isinstance(least, (int, float)) else 0.001
     samples, k = [], []

@@ -1,14 +1,14 @@
-"""DRAGONN: selected elements write their index where they hash to, without a prefix sum.
+"""DRAGONN: writes selected indices to the slots of their hashes, without a prefix sum.
 
-The threshold comes from a sample, as in DGC. All elements from it on write their index
-into a memory at the slot that a hash of the index says, all at once and in no order. Where
-two hash to one slot, one of them is overwritten and stays in the residual. With l elements
-and m slots an expected share of (m / l) (1 - exp(-l / m)) is sent: 88% with the usual four
-slots an element. Another table, with another hash, takes elements that were overwritten in
-the tables before it.
+The threshold is from a sample, as in DGC. The index of each element that reaches it is
+written to the slot of a hash of the index, all at once and in no order. If two indices have
+the same slot, one of them is overwritten, and its element stays in the residual. With l
+elements and m slots the expected share that is sent is (m / l) (1 - exp(-l / m)), which is
+88% with the usual four slots for each element. A further table, with another hash, takes
+elements that were overwritten in earlier tables.
 
-The hash changes at every step, so no element is overwritten at every step. Empty slots
-hold -1, so index 0 is as good as any.
+The hash changes in every step, so no element is overwritten in every step. Empty slots are
+-1, so index 0 needs no special treatment.
 """
 
 import dataclasses
@@ -89,8 +89,9 @@ class Dragonn(BySample):
         Returns:
             The indices, and their number.
         """
-        # NaN compares with nothing and would never be selected, so it counts as infinite.
-        # No zero may be as large as a denormal, as it is where denormals are flushed.
+        # Comparisons with NaN are false, so it would never be selected: it is replaced by
+        # infinity. The threshold is at least the smallest normal number, since a denormal
+        # one would select zeros where denormals are flushed to zero.
         x = jnp.where(jnp.isnan(x), jnp.inf, x)
         level = jnp.minimum(level, magnitudes.key_of(jnp.inf, x.dtype))
         least = magnitudes.magnitude_of(level, x.dtype)

@@ -1,7 +1,7 @@
 """The contract of a sparsifier whose threshold is an estimate.
 
-An estimate may select far more or far fewer elements than k. It is then corrected
-(`units.selection.corrections`), and what it selects, too.
+An estimate may select far more or far fewer elements than k. The threshold and its
+selection are then corrected (`units.selection.corrections`).
 """
 
 import abc
@@ -31,7 +31,7 @@ class ByEstimate(base.ByMagnitude):
     @property
     @abc.abstractmethod
     def correction(self) -> Correction:
-        """How the threshold is corrected, and how often at most."""
+        """The rule by which the threshold is corrected."""
 
     def settled(self, x, level, draw):
         return self._corrected(Arrays([x]), [level], [draw])[1][0]
@@ -43,8 +43,8 @@ class ByEstimate(base.ByMagnitude):
         return places, selected.counts
 
     def _corrected(self, together, levels, draws):
-        """What corrected thresholds select of several arrays, and these thresholds."""
+        """Returns the selections by corrected thresholds, and these thresholds."""
         wanted = jnp.stack([draw.wanted for draw in draws])
-        # Selecting counts, too, so most steps need no other read of the arrays.
+        # The selection also counts, so most steps read the arrays only once.
         selected = together.at_least(levels)
         return self.correction(together, levels, selected, wanted, draws[0].over)

@@ -1,8 +1,8 @@
-"""Gaussian-k: a threshold from the standard deviation, as if elements were normal.
+"""Gaussian-k: a threshold from the standard deviation of normally distributed elements.
 
-Gradients have longer tails than that, so the threshold is then moved by two per cent until
-it selects between 3/4 k and 5/4 k elements, at most twenty times. Where that does not help,
-the largest are selected exactly.
+Gradients have longer tails than a normal distribution, so the threshold is then changed by
+two per cent until it selects between 3/4 k and 5/4 k elements, at most twenty times. If
+that does not suffice, the largest elements are selected exactly.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 """MSTopK: a threshold between the mean and the largest magnitude, by binary search.
 
-After a fixed number of halvings two thresholds are known: one selects at most k elements,
-the other at least k. All elements from the higher one on are selected. Of those between the
-two a run that makes k in total is selected, from a start that changes from step to step.
-Each halving reads the array once.
+A fixed number of halvings gives two thresholds: one selects at most k elements, the other
+at least k. All elements that reach the higher threshold are selected. Of the elements
+between the two, consecutive ones are selected, as many as make k in total, from a start
+that changes from step to step. Each halving reads the array once.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ class MSTopK(base.Selector):
         if draw.over.count == 1:
             words = magnitudes.with_ties(x, high, low, draw.wanted, draw.seed)
             count = bits.members(words)
-        else:  # No shard knows how many of those between the thresholds would make k.
+        else:  # A shard cannot tell how many between the thresholds would make k.
             words, count = magnitudes.at_least(x, low)
         words = magnitudes.fit(x, words, count, capacity, draw.seed)
         return magnitudes.indices(words, x.size, capacity), state

@@ -1,9 +1,9 @@
 """Threshold reuse: the threshold of exact top-k, computed once in a number of steps.
 
 Gradients change slowly, so a threshold selects about as many elements in the next step.
-After each step it is moved by about one per cent if it selected fewer than 2/3 k or more
-than 5/4 k elements. So most steps read the array once, to select, and compute no threshold.
-Ok-Topk (section 3.1.3) is built on it.
+After each step it is changed by about one per cent if it selected fewer than 2/3 k or more
+than 5/4 k elements. So most steps read the array only once, to select, without computing a
+threshold. Ok-Topk (section 3.1.3) is built on it.
 """
 
 import dataclasses
@@ -67,6 +67,7 @@ class ReuseThreshold(base.ByMagnitude):
         moved = jnp.where(
             fewer, state / self.step, jnp.where(more, state * self.step, state)
         )
-        # A threshold that is NaN, or infinite, would let nothing else through until the
-        # next one is found. From zero on all elements go, and of them the largest that fit.
+        # A NaN or infinite threshold would select no finite element until the next exact
+        # one. It is replaced by zero, which selects all non-zero elements, and of these the
+        # largest that fit.
         return jnp.where(jnp.isfinite(moved), moved, 0)

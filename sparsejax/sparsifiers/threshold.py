@@ -1,8 +1,8 @@
 """A fixed threshold, for callers who know the scale of their gradients.
 
-The number of selected elements is not known in advance, so `density` says how many fit.
-Larger selections are cut to the largest that fit. Elements below the threshold add up in
-the residual until they reach it.
+The number of selected elements is not known in advance, so `density` sets the capacity.
+Larger selections are reduced to the largest elements that fit. Elements below the threshold
+add up in the residual until they reach it.
 """
 
 import dataclasses

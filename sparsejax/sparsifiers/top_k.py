@@ -1,6 +1,6 @@
-"""Exact top-k: the k largest magnitudes, which the other sparsifiers approximate.
+"""Exact top-k: selects the k largest magnitudes, which other sparsifiers approximate.
 
-The threshold is found without a sort; see `units.magnitudes`.
+The threshold is found without a sort; see `units.selection.magnitudes`.
 """
 
 import dataclasses
@@ -45,5 +45,5 @@ class TopK(base.ByMagnitude):
 
 
 def _is_exact(draw):
-    """Whether the threshold selects k elements of the array, but for ties."""
+    """Returns whether the threshold selects k elements of this array, except for ties."""
     return draw.alone and draw.over.count == 1

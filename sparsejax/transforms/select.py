@@ -324,7 +324,7 @@ class Select:
         tensor = self._tensor(values, places, like)
         if not self.has_memory:
             return tensor, None
-        apart = bits.apart(places, places < x.size, x.size)
+        apart = bits.unique_places(places, places < x.size, x.size)
         error = tree.rounding_error(values, tensor.values)
         return tensor, x.at[apart].set(error, mode="drop", unique_indices=True)
 

@@ -1,1 +1,1 @@
-"""What is summed: units given densely or by entries, and who owns them."""
+"""Units of arrays, given as dense arrays, entries or rows, and their ownership."""

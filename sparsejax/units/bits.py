@@ -1,9 +1,10 @@
-"""Sets of units as packed bits, one set a part.
+"""Sets of slots as packed bits, one set for each part.
 
-A scheme holds what it has to send as `Slots`, uint32 [parts, words]: a bit for each slot of
-each part. A message asks for the slots of a part in ascending order, a run of ranks at a
-time, or all at once (`pallas_kernels.reference.slots`). They are found by the counts of
-`rank_index`; the search is `pallas_kernels.rank_select.select`.
+A scheme stores the set that it sends as `Slots`, uint32 [parts, words]: a bit for each slot
+of each part. To write a message, the slots of a part are listed in ascending order, for
+consecutive ranks at a time, or all at once (`pallas_kernels.reference.slots`). They are
+found by `pallas_kernels.rank_select.select`, in the prefix sums of popcounts that
+`rank_index` computes.
 """
 
 import math
@@ -30,11 +31,11 @@ from pallas_kernels.types import varying_axes
 
 
 class Slots(NamedTuple):
-    """Sets of slots, one a part; see `Slots.of`.
+    """Sets of slots, one for each part; see `Slots.of`.
 
     Attributes:
         words: uint32 [parts, words], bit s of a row for slot s.
-        counts: int32 [parts]: how many slots each part has.
+        counts: int32 [parts], the number of slots in each set.
     """
 
     words: jax.Array
@@ -42,7 +43,7 @@ class Slots(NamedTuple):
 
     @classmethod
     def of(cls, words: jax.Array) -> "Slots":
-        """The sets with these bits: uint32 [parts, words]."""
+        """Makes the sets with these bits, uint32 [parts, words]."""
         return cls(words, members_of_each(words))
 
     @property
@@ -52,31 +53,31 @@ class Slots(NamedTuple):
 
 
 def of_units(x: jax.Array) -> jax.Array:
-    """Packs the flags of non-zero units of x [units, ...]; a multiple of 32 units."""
+    """Packs flags of the non-zero units of x [units, ...], for a multiple of 32 units."""
     return bitmap_encode(x) if x.ndim == 1 else pack(nonzero_units(x))
 
 
 def pack_all(flags: jax.Array) -> jax.Array:
-    """Booleans of any number, packed, with at least one zero after the last."""
+    """Packs booleans [n], for any n, with at least one zero bit after the last."""
     return pack(jnp.pad(flags, (0, WORD - flags.size % WORD)))
 
 
 def members(words: jax.Array) -> jax.Array:
-    """How many bits are set in all of these words: int32."""
+    """Returns the number of bits set in all words: int32."""
     return members_of_each(words.reshape(-1))
 
 
 def members_of_each(words: jax.Array) -> jax.Array:
-    """How many bits are set in each row of words [..., k]: int32 [...]."""
+    """Returns the number of bits set in each row of words [..., k]: int32 [...]."""
     return rank_select.total(lax.population_count(words).astype(jnp.int32))
 
 
 def count(flags: jax.Array) -> jax.Array:
-    """How many of these booleans are set: int32.
+    """Counts the booleans that are set: int32.
 
-    Eight are added up in a byte first: XLA:CPU does that a vector at a time, and on all
-    cores, and is seven times slower where it adds them up as they come. On GPUs it would be
-    a kernel more.
+    On CPUs eight booleans are added up in a byte first. XLA:CPU vectorizes that and uses
+    all cores; adding them up directly is seven times slower. On GPUs it would be one more
+    kernel.
     """
     lanes = policy().lanes
     if lanes == 1:
@@ -88,40 +89,41 @@ def count(flags: jax.Array) -> jax.Array:
 
 
 def density(x: jax.Array) -> jax.Array:
-    """The share of the units of x [units, ...] that are non-zero: float32."""
+    """Returns the share of the units of x [units, ...] that are non-zero: float32."""
     return count(nonzero_units(x)).astype(jnp.float32) / x.shape[0]
 
 
-def apart(places: jax.Array, real: jax.Array, size: int) -> jax.Array:
-    """The places where they are real; elsewhere ones past the end, all distinct.
+def unique_places(places: jax.Array, real: jax.Array, size: int) -> jax.Array:
+    """Replaces the places that are not real by distinct places past the end.
 
     A scatter into `size` places with mode="drop" may then declare its indices unique.
 
     Args:
-        places: int32 [..., k], the real ones of a row unique.
+        places: int32 [..., k]; those of a row that are real are unique.
         real: Booleans of that shape.
-        size: How many places there are.
+        size: The number of places.
     """
-    behind = lax.iota(jnp.int32, places.shape[-1])
-    if size + behind.size > 2**31 - 1:
-        # Where int32 ends, so do they.
-        behind = jnp.minimum(behind, 2**31 - 1 - size)
-    return jnp.where(real, places, size + behind)
+    outside = lax.iota(jnp.int32, places.shape[-1])
+    if size + outside.size > 2**31 - 1:
+        # Clipped to int32, where the last ones are equal.
+        outside = jnp.minimum(outside, 2**31 - 1 - size)
+    return jnp.where(real, places, size + outside)
 
 
 def listed(index: RankIndex, length: int) -> tuple[jax.Array, jax.Array]:
-    """The places of the first set bits, in order, and which of these there are.
+    """Returns the places of the first set bits, int32 [length], and which are real.
 
     Args:
-        index: Of the bits; made for at least `length` lanes it is searched fastest.
-        length: How many places, int32 [length]; anywhere for those after the last bit.
+        index: The index of the bits. Made for at least `length` lanes, it is searched
+            fastest.
+        length: The number of places; those after the last set bit are unspecified.
     """
     places = select(index, jnp.zeros(1, jnp.int32), length=length)[0]
     return places, lax.iota(jnp.int32, length) < index.row_end[-1]
 
 
 def words_of(rows: jax.Array) -> jax.Array:
-    """Rows [..., numbers] of any width as uint32 [..., words], padded with zeros."""
+    """Converts rows [..., numbers] of any dtype to uint32 [..., words], zero-padded."""
     *shape, numbers = rows.shape
     each = max(4 // rows.dtype.itemsize, 1)
     if each > 1:
@@ -132,7 +134,7 @@ def words_of(rows: jax.Array) -> jax.Array:
 
 
 def rows_of(words: jax.Array, dtype: jnp.dtype, numbers: int) -> jax.Array:
-    """Inverse of `words_of`."""
+    """Converts words to rows [..., numbers] of a dtype; inverts `words_of`."""
     *shape, count = words.shape
     if dtype.itemsize > 4:
         words = words.reshape(*shape, numbers, dtype.itemsize // 4)
@@ -141,23 +143,23 @@ def rows_of(words: jax.Array, dtype: jnp.dtype, numbers: int) -> jax.Array:
 
 
 def low_ones(count: jax.Array) -> jax.Array:
-    """Words whose lowest `count` bits are set; none below 0, all above 32."""
+    """Returns words whose lowest `count` bits are set, with counts clipped to [0, 32]."""
     inside = jnp.clip(count, 0, WORD - 1).astype(jnp.uint32)
     ones = (jnp.uint32(1) << inside) - 1
     return jnp.where(count >= WORD, jnp.uint32(0xFFFFFFFF), ones)
 
 
 def nonzero_units(x: jax.Array) -> jax.Array:
-    """Flags the units of x [units, ...] that have any bit set: booleans [units].
+    """Flags the non-zero units of x [units, ...]: booleans [units].
 
-    A unit is non-zero when any of its numbers is, never when their sum is: a row like
-    [1, -1] counts.
+    A unit is non-zero if any of its numbers is. Their sum does not matter: a row like
+    [1, -1] is non-zero.
     """
     if x.ndim == 1:
         return nonzero(x)
-    # The bits of a unit's numbers are joined before they are looked at, at a distance of
-    # eight lanes: four times as fast on CPUs as a flag for each number. On GPUs a second
-    # look would be a second kernel.
+    # The bits of a unit's numbers are or-ed in eight lanes before they are compared with
+    # zero, which is four times as fast on CPUs as a flag for each number. On GPUs the
+    # second step would be a second kernel.
     flat = rank_select.unsigned(x).reshape(x.shape[0], -1)
     lanes = math.gcd(flat.shape[1], policy().lanes)
     joined = lax.reduce(

@@ -1,4 +1,4 @@
-"""A dense array as units: all are there, or those that the caller names."""
+"""A dense array as units, with flags of the units that may be non-zero, if known."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ class Dense:
 
     Attributes:
         array: [units, ...].
-        flags: Booleans [units], if the caller knows: all other units are zero.
+        flags: Booleans [units], without which units are zero; None if not known.
     """
 
     array: jax.Array
@@ -41,12 +41,12 @@ class Dense:
 
     @property
     def size(self) -> int:
-        """How many numbers the array has."""
+        """The number of numbers of the array."""
         return math.prod(self.shape)
 
     @property
     def capacity(self) -> int:
-        """How many units may be non-zero: all."""
+        """The largest number of units that may be non-zero: all."""
         return self.shape[0]
 
     @property
@@ -60,15 +60,15 @@ class Dense:
         return varying_axes(self.array)
 
     def present(self) -> jax.Array:
-        """Booleans [units]: all other units are zero."""
+        """Returns booleans [units]; units without a flag are zero."""
         return bits.nonzero_units(self.array) if self.flags is None else self.flags
 
     def dense(self) -> jax.Array:
-        """The array itself."""
+        """Returns the array itself."""
         return self.array
 
     def source(
         self, dtype: jax.typing.DTypeLike | None = None, units: Places | None = None
     ) -> Source:
-        """The source of the values of slots for an exchange."""
+        """Returns the source of the values of slots for an exchange."""
         return Source(self.array, dtype, units)

@@ -1,10 +1,10 @@
-"""An array by the units that are there: what a scheme may take in place of a dense one.
+"""An array as entries in the order of their units, which schemes take as dense arrays.
 
-A sparsified gradient is a `SparseTensor`, its entries in any order. For an exchange they
-are put into the order of their units once: flags tell which units there are, the values
-follow one another, and where a unit's value is follows from how many units lie below it.
-So no array of zeros is made, filled and searched before anything can be sent. Where a
-scheme has to have a dense array, because it adds up in one, `dense` makes it.
+A sparsified gradient is a `SparseTensor` with entries in any order. For an exchange they
+are sorted by unit once: flags mark the units that are present, their values are
+consecutive, and the place of a unit's value is the number of present units below it. So no
+dense array of zeros has to be filled and searched before anything is sent. If a scheme sums
+in a dense array, `dense` makes it.
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ from sparsejax.units.units import Places, Source, wide
 )
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """The units of an array that are there.
+    """The entries of one or more arrays, end to end, in the order of their units.
 
     Attributes:
-        stored: [capacity, ...], the values of the units that are there, ascending.
-        flags: Booleans [units], which are.
-        index: The same packed, to be searched.
+        stored: [capacity, ...], the values of the present units, by ascending unit.
+        flags: Booleans [units], which units are present.
+        index: The flags as packed bits with counts, for searches.
         shared: Whether the flags are the same on all ranks.
-        coded: The values in few bits, where those of all arrays are in one code.
-        parts: How many units each of the arrays has that are laid end to end.
+        coded: The values in a code, if those of all arrays are in one code.
+        parts: The number of units of each array.
     """
 
     stored: jax.Array
@@ -50,22 +50,22 @@ class Entries:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the dense array: units, and what a unit has."""
+        """The shape of the dense array, [units, ...]."""
         return (*self.flags.shape, *self.stored.shape[1:])
 
     @property
     def size(self) -> int:
-        """How many numbers the dense array has."""
+        """The number of numbers of the dense array."""
         return math.prod(self.shape)
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of the values."""
+        """The dtype of the values."""
         return self.stored.dtype
 
     @property
     def capacity(self) -> int:
-        """How many units may be there."""
+        """The largest number of units that may be present."""
         return self.stored.shape[0]
 
     @property
@@ -74,29 +74,29 @@ class Entries:
         return varying_axes(self.stored)
 
     def present(self) -> jax.Array:
-        """Booleans [units], which units are there."""
+        """Returns booleans [units], which units are present."""
         return self.flags
 
     def place(self, units: jax.Array) -> jax.Array:
-        """Finds the values of units; any place for a unit that is not there."""
+        """Returns the places of units in `stored`; any place for an absent unit."""
         inside = jnp.clip(units, 0, max(self.flags.size - 1, 0))
         return rank_select.rank_of(self.index, inside)
 
     def dense(self) -> jax.Array:
-        """The dense array, [units, ...]."""
+        """Returns the dense array, [units, ...]."""
         return self.with_values(self.stored)
 
     def with_values(self, values: jax.Array) -> jax.Array:
-        """The dense array that has other values [capacity, ...] at the same units."""
+        """Returns the dense array of other values, [capacity, ...], at these units."""
         units, real = bits.listed(self.index, self.capacity)
-        units = bits.apart(units, real, self.flags.size)
+        units = bits.unique_places(units, real, self.flags.size)
         zeros = jnp.zeros(self.shape, values.dtype)
         return zeros.at[units].set(values, mode="drop", unique_indices=True)
 
     def source(
         self, dtype: jax.typing.DTypeLike | None = None, units: Places | None = None
     ) -> Source:
-        """The source of the values of slots for an exchange."""
+        """Returns the source of the values of slots for an exchange."""
 
         def place(part, slots):
             return self.place(slots if units is None else units(part, slots))
@@ -105,7 +105,7 @@ class Entries:
 
 
 def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
-    """The entries of arrays that are laid end to end; those of one unit are added up."""
+    """Makes the entries of arrays, end to end; values of equal units are added up."""
     starts = [0]
     for tensor in tensors:
         starts.append(starts[-1] + tensor.units)
@@ -117,8 +117,8 @@ def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
     units = jnp.concatenate(moved)
     values = jnp.concatenate([tensor.values for tensor in tensors])
     if not units.size:
-        # Room for an entry that is not used: what is read has somewhere to be. It is typed
-        # as what ranks have of their own, or an exchange would take it for the same on all.
+        # One unused entry, so that gathers from it have a place to read. It is typed as
+        # varying like the entries, or an exchange would take it as equal on all ranks.
         over = varying_axes(units) | varying_axes(values)
         units = as_varying(jnp.full(1, starts[-1], jnp.int32), over)
         values = as_varying(jnp.zeros((1, *values.shape[1:]), values.dtype), over)
@@ -136,7 +136,7 @@ def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
 
 
 def _coded(tensors, places):
-    """The codes of values at their places; None unless all are distinct and in one code."""
+    """Returns the codes at their places; None unless all are distinct and in one code."""
     each = [tensor.coded for tensor in tensors if tensor.distinct and tensor.coded]
     if len(each) < len(tensors) or len({one.code for one in each}) != 1:
         return None

@@ -1,4 +1,4 @@
-"""Indices of units: integers that number them, and whether they were changed."""
+"""Indices of units: their range and dtype, and whether they were changed."""
 
 import weakref
 
@@ -15,7 +15,7 @@ MOST_NUMBERED = 2**31 - 1
 
 
 def check_numbered(name: str, units: int) -> None:
-    """Raises if units are more than int32 numbers."""
+    """Raises if there are more units than int32 can number."""
     if units > MOST_NUMBERED:
         raise ArgumentError(
             f"{name}: {units:,} units are too many: they are numbered by int32, which goes "
@@ -25,29 +25,29 @@ def check_numbered(name: str, units: int) -> None:
 
 
 def comparable(indices: jax.Array) -> jax.Array:
-    """Indices of at least 32 bits: narrower ones cannot be compared with 300, say."""
+    """Casts narrow indices to int32: an int8 cannot be compared with 300, for example."""
     return indices.astype(jnp.int32) if indices.dtype.itemsize < 4 else indices
 
 
 def check_in_range(indices: jax.Array, size: int, name: str, meaning: str) -> None:
-    """Reports indices out of [0, size] under checkify; else it is no check.
+    """Reports indices out of [0, size] under checkify; otherwise it does nothing.
 
     Args:
         indices: Integers.
-        size: How many units there are.
-        name: What the indices are, for the message.
-        meaning: What `size` marks, for the message.
+        size: The number of units.
+        name: The name of the indices, for the message.
+        meaning: The meaning of the index `size`, for the message.
     """
     indices = comparable(indices)
     message = f"{name} must lie in [0, {size}], where {size} marks {meaning}."
-    # Without the numbers that are out of range: each array that a message is given makes
-    # JAX walk through the whole program that is being traced.
+    # The message does not have the indices that are out of range: for each array in a
+    # message JAX traverses the whole program that is being traced.
     message = message.replace("{", "{{").replace("}", "}}")
     checkify.debug_check(jnp.all((indices >= 0) & (indices <= size)), message)
 
 
 def in_range(indices: jax.Array, size: int) -> jax.Array:
-    """Any integers as int32 indices, `size` for all that are out of range."""
+    """Casts integers to int32 indices, with `size` for all that are out of range."""
     check_numbered("indices", size)
     indices = comparable(indices)
     # A negative index would count from the end; it is out of range here.
@@ -56,9 +56,9 @@ def in_range(indices: jax.Array, size: int) -> jax.Array:
 
 
 class Origin:
-    """The indices that a sparsifier selected, so that a change of them is noticed.
+    """A reference to the indices that a sparsifier selected, by which changes are found.
 
-    All origins are equal: they are part of no comparison of trees.
+    All origins compare equal, so that they do not influence comparisons of trees.
     """
 
     def __init__(self, indices: jax.Array | None = None):
@@ -80,10 +80,10 @@ class Origin:
         return "Origin()"
 
     def is_changed(self, indices: jax.Array) -> bool:
-        """Whether other indices were put in place of the selected ones.
+        """Returns whether `indices` are others than the selected ones.
 
-        Where the selected ones are those of another program, as outside of a branch, this
-        is unknown, and the answer is no.
+        If the selected ones belong to another trace, such as that outside of a branch, this
+        is unknown, and the result is False.
         """
         first = self._indices() if self._indices else None
         changed = first is not None and first is not indices

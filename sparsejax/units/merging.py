@@ -1,8 +1,8 @@
-"""Lists of rows merged: rows of equal ids added up, and lists united.
+"""Merges lists of rows: adds up rows of equal ids, and unites lists.
 
-What is merged stays a list, and beyond a flag for each row of a table that is small for
-the list nothing here costs what the table does. Equal ids are found by such flags, or by a
-sort.
+The result is a list, too. Equal ids are found by a flag for each row of the table, if the
+table is small compared with the list, or else by a sort. So the cost does not grow with a
+large table.
 """
 
 from typing import NamedTuple
@@ -25,11 +25,10 @@ from sparsejax.units.units import wide
 
 
 def merge(grads: RowGrads) -> RowGrads:
-    """RowGrads of distinct ids, ascending; places without a row come after them.
+    """Returns RowGrads of distinct, ascending ids, followed by unused places.
 
-    Rows of equal ids are added up in float32, or wider where they are wider. There is
-    room for as many as before, so nothing is left out. Of a table without numbers there
-    is no row.
+    Rows of equal ids are added up in float32, or in their own dtype if that is wider. The
+    capacity is that of `grads`, so nothing is left out. A table of size 0 has no rows.
     """
     ids = grads.kept()
     if not grads.size:
@@ -41,9 +40,9 @@ def merge(grads: RowGrads) -> RowGrads:
 
 
 def distinct_rows(grads: RowGrads) -> RowGrads:
-    """RowGrads of distinct ids, in any order; places without a row come after them.
+    """Returns RowGrads of distinct ids, in any order, followed by unused places.
 
-    Unlike `merge` it merges only where it has to: entries of a sparsifier are distinct
+    Unlike `merge` it merges only if ids repeat: entries of a sparsifier are distinct
     already.
     """
     ids, height = grads.kept(), grads.shape[0]
@@ -63,11 +62,11 @@ def distinct_rows(grads: RowGrads) -> RowGrads:
 
 
 def nonzero_rows(grads: RowGrads, capacity: int) -> RowGrads:
-    """RowGrads of distinct ids without the rows that are zero, ids ascending.
+    """Returns RowGrads of distinct, ascending ids, without the rows that are zero.
 
     Args:
         grads: Rows of distinct ids.
-        capacity: How many rows there is room for; there must not be more.
+        capacity: The capacity of the result, an upper bound of the non-zero rows.
     """
     height = grads.shape[0]
     real = (grads.ids < height) & bits.nonzero_units(grads.rows)
@@ -81,7 +80,7 @@ def nonzero_rows(grads: RowGrads, capacity: int) -> RowGrads:
 
     def moved(ids, rows):
         found, place = union(ids[None], capacity, height)
-        place = bits.apart(place[0], ids < height, capacity)
+        place = bits.unique_places(place[0], ids < height, capacity)
         empty = jnp.zeros((capacity, *rows.shape[1:]), rows.dtype)
         return found, empty.at[place].set(rows, mode="drop", unique_indices=True)
 
@@ -91,19 +90,19 @@ def nonzero_rows(grads: RowGrads, capacity: int) -> RowGrads:
 
 
 def _without_rows(grads):
-    """Room for as many rows, all unused: the same, whatever ranks list."""
+    """Returns RowGrads of the same capacity without rows, equal on all ranks."""
     ids = jnp.full(grads.capacity, grads.shape[0], jnp.int32)
     return RowGrads.marked(ids, jnp.zeros(grads.rows.shape, grads.dtype), grads.shape)
 
 
 class Merge(NamedTuple):
-    """The distinct ids of a list, and where each of the list is among them.
+    """The distinct ids of a list, and the position of each id of the list among them.
 
     Attributes:
-        ids: int32 [room], the distinct ids, ascending; after the last, the number of rows
-            of the table.
+        ids: int32 [room], the distinct ids, ascending, padded with the number of rows of
+            the table.
         places: int32 [k], the position of each id in `ids`; `room` if it is out of range.
-        found: int32, the number of distinct ids.
+        found: int32 [], the number of distinct ids.
     """
 
     ids: jax.Array
@@ -111,12 +110,12 @@ class Merge(NamedTuple):
     found: jax.Array
 
     def sums(self, rows: jax.Array) -> jax.Array:
-        """Rows [k, ...] of equal ids added up in float32, or wider where they are wider."""
+        """Adds up rows [k, ...] of equal ids, in float32 or wider; returns [room, ...]."""
         wider = rows.astype(wide(rows.dtype))
         if not rows.size:
             return jnp.zeros((*self.ids.shape, *rows.shape[1:]), rows.dtype)
-        # No constant: XLA would make one for all that begins with zeros, and keep it. Nor
-        # is it known before the rows are: memory for the sums would be taken until then.
+        # The zero is no constant: XLA would share one array of zeros among all sums, and
+        # keep it. It depends on the rows, so that the sums are not allocated before them.
         sign = jnp.signbit(wider.reshape(-1)[0]).astype(jnp.int32)
         zero = jnp.minimum(self.found + sign, 0).astype(wider.dtype)
         sums = jnp.broadcast_to(zero, (*self.ids.shape, *rows.shape[1:]))
@@ -124,12 +123,12 @@ class Merge(NamedTuple):
 
 
 def merged(ids: jax.Array, height: int, room: int | None = None) -> Merge:
-    """Finds the distinct ids of a list, and where each id is among them.
+    """Finds the distinct ids of a list, and the position of each id among them.
 
     Args:
-        ids: Integers [k]; those outside of [0, height) are of no row.
-        height: How many rows the table has.
-        room: How many distinct ids there is room for, at least k; k if None.
+        ids: Integers [k]; those outside of [0, height) stand for no row.
+        height: The number of rows of the table.
+        room: The capacity for distinct ids, at least k; k if None.
     """
     ids = in_range(ids, height)
     return _merged(ids, height=height, room=ids.size if room is None else room)
@@ -137,7 +136,7 @@ def merged(ids: jax.Array, height: int, room: int | None = None) -> Merge:
 
 @untyped
 def _merged(ids, *, height, room):
-    """`merged` for int32, `height` for each that is of no row."""
+    """Does as `merged` for int32 ids, with the sentinel `height` for no row."""
     if not ids.size:
         return Merge(jnp.full(room, height, jnp.int32), ids, jnp.int32(0))
     inside = ids < height
@@ -153,26 +152,27 @@ def _merged(ids, *, height, room):
         return jnp.where(inside, place, room)
 
     places = platforms.alone_on_cpus(count, find)
-    # Written where they belong: to search for the flags takes three times as long.
+    # The ids are scattered to their places: a search for the flags takes three times as
+    # long.
     found = jnp.full(room, height, jnp.int32).at[places].set(ids, mode="drop")
     return Merge(found, places, count)
 
 
 def distinct(keys, capacity, nowhere):
-    """The distinct keys, by a sort, and where each key is among them.
+    """Finds the distinct keys by a sort, and the position of each key among them.
 
-    On CPUs keys are sorted by themselves, since XLA sorts pairs of keys and places six
-    times slower there, and each is searched for. On GPUs the search would be a loop of
-    launches, one turn for each bit of a place; pairs are sorted in the time of keys.
+    On CPUs keys are sorted alone, and then each is searched for, since XLA sorts pairs of
+    keys and places six times slower there. On GPUs such a search would be a loop of
+    launches, with a turn for each bit of a place, but pairs are sorted as fast as keys.
 
     Args:
         keys: int32 [k], none above `nowhere`.
-        capacity: How many distinct keys there is room for; there must not be more.
-        nowhere: The key of no entry.
+        capacity: The capacity for distinct keys, an upper bound of their number.
+        nowhere: The sentinel key of no entry.
 
     Returns:
-        int32 [capacity], the distinct keys ascending, `nowhere` after the last; and int32
-        [k], the place of each key, `capacity` where it is `nowhere`.
+        The distinct keys, int32 [capacity], ascending and padded with `nowhere`; and the
+        place of each key, int32 [k], with `capacity` for the sentinel.
     """
 
     def listed(ordered):
@@ -198,15 +198,15 @@ def distinct(keys, capacity, nowhere):
 
 
 def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax.Array]:
-    """The keys of several lists, none of which has a key twice, and where each key is.
+    """Unites lists of keys, of which none has a key twice; see `distinct`.
 
     Args:
         lists: int32 [lists, k], none above `nowhere`.
-        capacity: How many distinct keys there is room for; there must not be more.
-        nowhere: The key of no entry.
+        capacity: The capacity for distinct keys, an upper bound of their number.
+        nowhere: The sentinel key of no entry.
 
     Returns:
-        As `distinct`, the places [lists, k].
+        The distinct keys, int32 [capacity], and the place of each key, int32 [lists, k].
     """
     words = lists.shape[0] * (nowhere // bits.WORD + 1)
     if nowhere > policy().flags * lists.size or words >= 2**31:
@@ -216,18 +216,22 @@ def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax
     real = lists < nowhere
     place = rank_select.rank_of(bits.rank_index(words), jnp.where(real, lists, 0))
     place = jnp.where(real, place, capacity)
-    # Written where they belong: to search for the bits takes three times as long.
+    # The keys are scattered to their places: a search for the bits takes three times as
+    # long.
     found = jnp.full(capacity, nowhere, jnp.int32).at[place].set(lists, mode="drop")
     return found, place
 
 
 def _is_ascending(ids, nowhere):
-    """Whether all ids are distinct and ascending, but for `nowhere` after the last."""
+    """Returns whether ids are distinct and ascending, with sentinels `nowhere` last."""
     return jnp.all((ids[1:] > ids[:-1]) | (ids[1:] == nowhere))
 
 
 def _has_each_once(ids, nowhere):
-    """Whether no id occurs twice and all are in front; no where that takes a sort."""
+    """Returns whether ids are distinct and precede sentinels; False if unknown.
+
+    It is unknown where ids do not ascend and finding out would take a sort.
+    """
     ascending = _is_ascending(ids, nowhere)
     if nowhere > policy().flags * ids.size:
         return ascending
@@ -243,5 +247,5 @@ def _has_each_once(ids, nowhere):
 
 
 def _bits_of(lists, nowhere):
-    """The bits of the keys of each list, which carry where a key occurs twice."""
+    """Returns the sum of one bit for each key; a key that occurs twice carries over."""
     return bitmaps_of(lists, lists < nowhere, nowhere // bits.WORD + 1)

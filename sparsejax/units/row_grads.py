@@ -1,11 +1,12 @@
-"""The gradient of a table that was read by rows: which rows, and what each of them gets.
+"""The gradient of a table that was read by rows, as ids and rows.
 
 Unlike the entries of a `SparseTensor`, which a sparsifier selects by their values, these
-are the rows that a loss has read. One whose gradient happens to be zero is still among
-them, and an optimizer takes its step for it.
+are the rows that a loss has read. A row whose gradient happens to be zero is listed, too,
+and an optimizer takes its step for it.
 
-Ids are leaves of a tree of gradients, as the indices of a `SparseTensor` are, and who made
-them says so (`Origin`): `check` finds ids that something has computed with.
+Ids are leaves of a tree of gradients, as the indices of a `SparseTensor` are. The gradient
+keeps a reference to the ids that it was made with (`Origin`), by which `check` finds ids
+that a transformation has changed.
 """
 
 import dataclasses
@@ -87,11 +88,11 @@ class RowGrads:
 
     @property
     def bare(self) -> "RowGrads":
-        """The gradient without what its reader has computed."""
+        """The gradient as plain `RowGrads`, without what its reader has computed."""
         return self
 
     def check(self, name: str = "RowGrads") -> None:
-        """Raises where shapes or dtypes do not fit, or where the ids were changed.
+        """Raises if shapes or dtypes do not fit, or if the ids were changed.
 
         Under checkify it checks the values of the ids, too.
         """
@@ -141,7 +142,7 @@ class RowGrads:
 
         Args:
             table: An array of the shape of the table.
-            name: What the rows are, for the message if they do not fit.
+            name: The name of the rows, for the error if they do not fit.
         """
         self.check(name)
         if self.shape != jnp.shape(table):
@@ -175,8 +176,8 @@ class RowGrads:
 class ShardedRowGrads(RowGrads):
     """Rows of a table that is sharded by rows, each listed by the device that holds it.
 
-    These are arrays outside of `shard_map`: one device's list after another's. Ids are
-    those of the whole table, as in any `RowGrads`.
+    The arrays are global arrays, outside of `shard_map`: the lists of all devices,
+    concatenated. Ids are those of the whole table, as in any `RowGrads`.
 
     Attributes:
         sharding: The sharding of the table, along its first axis alone.
@@ -188,12 +189,12 @@ class ShardedRowGrads(RowGrads):
     def of_shard(
         cls, own: RowGrads, shape: tuple[int, ...], sharding: NamedSharding
     ) -> "ShardedRowGrads":
-        """This device's part, inside `shard_map`, from rows of its shard.
+        """Makes this device's part from rows of its shard, inside `shard_map`.
 
         Args:
             own: Rows of the shard, whose ids count from its first row.
             shape: The shape of the table.
-            sharding: How the table is sharded.
+            sharding: The sharding of the table.
         """
         ids = own.kept()
         start = cls._start(own.shape[0], sharding)
@@ -213,22 +214,26 @@ class ShardedRowGrads(RowGrads):
 
     @property
     def table_spec(self) -> PartitionSpec:
-        """The PartitionSpec of the table, and of all that has a row for each of its."""
+        """The PartitionSpec of the table, and of arrays with a row for each of its rows."""
         return PartitionSpec(self.over)
 
     def on_shard(self) -> RowGrads:
-        """This device's rows, inside `shard_map`, by ids that count from its first row."""
+        """Returns this device's rows, inside `shard_map`, with ids within its shard."""
         height = self.sharding.shard_shape(self.shape)[0]
         ids = self.kept() - self._start(height, self.sharding)
         ids = jnp.where((ids >= 0) & (ids < height), ids, height)
         return RowGrads.marked(ids, self.rows, (height, *self.shape[1:]))
 
     def by_shard(self, function: Any, *tables: jax.Array) -> jax.Array:
-        """A table made of the shards of others, each with its own rows of this gradient.
+        """Applies a function to the shards of tables, with the rows of each shard.
 
         Args:
-            function: From `RowGrads` of a shard, and the shards of the tables, to a shard.
-            *tables: Arrays with a row for each of the table's.
+            function: A function of the `RowGrads` of a shard and of the shards of the
+                tables, which returns a shard.
+            *tables: Arrays with a row for each row of the table, sharded as it is.
+
+        Returns:
+            The global array of the results.
         """
         inside = lambda own, *shards: function(own.on_shard(), *shards)
         specs = self.specs, *[self.table_spec for _ in tables]
@@ -242,7 +247,7 @@ class ShardedRowGrads(RowGrads):
         return mapped(self, *tables)
 
     def to_dense(self) -> jax.Array:
-        """The whole gradient, sharded as the table is."""
+        """Returns the dense gradient, sharded as the table is."""
         return self.by_shard(lambda own: own.to_dense())
 
     def _scattered(self, table):
@@ -250,12 +255,12 @@ class ShardedRowGrads(RowGrads):
 
     @staticmethod
     def _start(height, sharding):
-        """The first row of this device's shard."""
+        """Returns the number of the first row of this device's shard."""
         return jax.lax.axis_index(sharding.spec[0]) * height
 
 
 class ReadBy:
-    """Who has read some rows; all are equal, since it is part of no comparison of trees."""
+    """The reader of some rows; all compare equal, so comparisons of trees ignore it."""
 
     def __eq__(self, other):
         return isinstance(other, ReadBy)
@@ -271,13 +276,13 @@ class ReadBy:
 )
 @dataclasses.dataclass(frozen=True)
 class ReadRowGrads(RowGrads):
-    """Rows of a gradient, with what was made to read them.
+    """Rows of a gradient, with what its reader has computed to read them.
 
-    What a transformation makes of them is `RowGrads`: other rows were not read.
+    A transformation of it returns `RowGrads`, since `reading` is of these rows alone.
 
     Attributes:
-        reading: What was made.
-        by: Who has made it.
+        reading: What the reader has computed.
+        by: The reader.
     """
 
     reading: Any = None
@@ -285,12 +290,12 @@ class ReadRowGrads(RowGrads):
 
     @classmethod
     def of(cls, grads: RowGrads, reading: Any, by: ReadBy) -> "ReadRowGrads":
-        """A gradient and what was made to read its rows."""
+        """Makes a gradient with what its reader has computed."""
         return cls(grads.ids, grads.rows, grads.shape, grads.origin, reading, by)
 
     @property
     def bare(self) -> RowGrads:
-        """The gradient without what was made to read its rows."""
+        """The gradient as plain `RowGrads`, without what its reader has computed."""
         return RowGrads(self.ids, self.rows, self.shape, self.origin)
 
 
@@ -301,22 +306,22 @@ class ReadRowGrads(RowGrads):
 )
 @dataclasses.dataclass(frozen=True)
 class LateRowGrads(RowGrads):
-    """Rows of this step's gradient, and rows of the last step's that come only now.
+    """Rows of this step's gradient, and delayed rows of the last step's gradient.
 
-    Rows that no rank reads in the next step can wait for it: `sparsejax.embrace_sync` sends
-    them where nothing waits for them. What an optimizer does with them is what it would
-    have done in their own step, so it has to know which they are. `sparsejax.lazy` does.
+    Rows that no rank reads in the next step can be delayed: `sparsejax.embrace_sync` sends
+    them while nothing waits for them. An optimizer must update them as it would have in
+    their own step, so it has to know which rows these are. `sparsejax.lazy` does.
 
     Attributes:
-        late: Those of the last step. It has updated none of their rows, and the loss of
-            this step has read none.
+        late: The delayed rows of the last step. None of them was updated in that step, and
+            the loss of this step has read none of them.
     """
 
     late: Any = None
 
     @classmethod
     def of(cls, now: RowGrads, late: RowGrads) -> "LateRowGrads":
-        """Both of them."""
+        """Makes a gradient from the rows of this step and those of the last step."""
         return cls(now.ids, now.rows, now.shape, now.origin, late)
 
     @property
@@ -325,7 +330,7 @@ class LateRowGrads(RowGrads):
         return RowGrads(self.ids, self.rows, self.shape, self.origin)
 
     def check(self, name: str = "RowGrads") -> None:
-        """Raises: who looks here for the rows of a gradient would lose the late ones."""
+        """Raises: a caller that takes these as plain rows would lose the late ones."""
         self._refuse(name)
 
     def to_dense(self) -> jax.Array:
@@ -347,5 +352,5 @@ class LateRowGrads(RowGrads):
 
 
 def is_row_grads(leaf: Any) -> bool:
-    """Whether a leaf of a tree of gradients holds rows."""
+    """Returns whether a leaf of a tree of gradients is `RowGrads`."""
     return isinstance(leaf, RowGrads)

@@ -1,19 +1,19 @@
-"""A sparse array with room for a fixed number of entries.
+"""A sparse array with a fixed capacity of entries.
 
-An index points at a unit. Where `values` has one axis the units are the elements of the
-array in row-major order, where it has more they are the rows of its leading axis. Entries
-that are not used carry the index `units`, one past the last; any number of entries may
-carry the same index, and their values add up.
+An index refers to a unit. If `values` has one axis, the units are the elements of the array
+in row-major order; if it has more, they are the rows of its leading axis. Unused entries
+have the index `units`, one past the last. Entries may have equal indices, and their values
+add up.
 
-Indices are leaves of a tree of gradients, so what computes with every leaf, as
-`optax.scale` does, would compute with them. A tensor that a sparsifier made knows its
-indices, and the synchronization that sums it asks whether they are still the same
-(`Origin`).
+Indices are leaves of a tree of gradients, so a transformation that computes with every
+leaf, such as `optax.scale`, would compute with them. A tensor that a sparsifier made keeps
+a reference to its indices, by which the synchronization that sums it finds whether they
+were changed (`Origin`).
 
 Other indices out of range, negative ones too, are an error. Compiled code cannot raise, so
 they are dropped there; under `jax.experimental.checkify` they are reported. Indices may be
-integers of any dtype. Those of 64 bits are looked at whole where JAX has such numbers
-(`jax_enable_x64`); else JAX itself keeps their low 32 bits when a program is given them.
+integers of any dtype. Indices of 64 bits are compared in full if `jax_enable_x64` is set;
+otherwise JAX itself keeps only their low 32 bits when they are passed to a program.
 """
 
 import dataclasses
@@ -37,13 +37,13 @@ from sparsejax.units.indices import Origin, check_in_range, check_numbered, in_r
 )
 @dataclasses.dataclass(frozen=True)
 class CodedValues:
-    """Values in few bits, and the tables that say what these stand for.
+    """Values in a code of few bits, with the tables that decode them.
 
     Attributes:
-        codes: Unsigned [capacity], one for each value.
-        table: float32 [arrays, numbers]: that of each array whose values they are.
+        codes: Unsigned integers [capacity], one for each value.
+        table: float32 [arrays, numbers], the table of each array.
         code: The name of the code; see `wire.value_codes`.
-        origin: The values that they stand for.
+        origin: The decoded values, by which changed values are found.
     """
 
     codes: jax.Array
@@ -68,8 +68,8 @@ class SparseTensor:
         shared: Whether all ranks have the same indices in the same order, none of them
             twice. Then only values are sent.
         origin: The indices that the sparsifier made, by which `check` finds changed ones.
-        distinct: Whether no index occurs twice, but for unused entries. Then summing needs
-            no sort on GPUs.
+        distinct: Whether indices are distinct, except those of unused entries. Then summing
+            needs no sort on GPUs.
         coded: The values in few bits, where a sparsifier has rounded them. A scheme that
             sends a rank's own entries may send these.
 
@@ -116,7 +116,7 @@ class SparseTensor:
         return self.values.dtype
 
     def check(self, name: str = "SparseTensor") -> None:
-        """Raises where shapes or dtypes do not fit; checks the indices under checkify."""
+        """Raises if shapes or dtypes do not fit; checks the indices under checkify."""
         if not isinstance(self.shape, tuple) or not all(
             isinstance(length, int) for length in self.shape
         ):
@@ -147,7 +147,7 @@ class SparseTensor:
         return flags.at[self.kept()].set(True, mode="drop")
 
     def to_units(self, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
-        """Returns the array with a unit a row: [units] or [units, ...]."""
+        """Returns the array with one unit along its first axis: [units] or [units, ...]."""
         values = self.values.astype(dtype or self.dtype)
         zeros = jnp.zeros((self.units, *values.shape[1:]), values.dtype)
         return add_repeated(zeros, self.kept(), values, self.distinct)
@@ -164,12 +164,12 @@ class SparseTensor:
 def from_units(
     x: jax.Array, capacity: int, shape: tuple[int, ...]
 ) -> tuple[SparseTensor, jax.Array]:
-    """The non-zero units of x [units, ...], ascending, and how many there are.
+    """Returns the non-zero units of x [units, ...], ascending, and their number.
 
-    The count may exceed the capacity; then the last units are not in the tensor.
+    The number may exceed the capacity; then the last units are not in the tensor.
     """
     words = bits.pack_all(bits.nonzero_units(x))
-    # Room for at least one.
+    # `bitmap_decode` needs a capacity of at least one.
     found, count = bitmap_decode(words, max(int(capacity), 1))
     indices = jnp.minimum(found[:capacity], x.shape[0])
     values = x.at[indices].get(mode="fill", fill_value=0)

@@ -1,9 +1,9 @@
-"""Tables one under another: the rows of several as rows of one, and split again.
+"""Concatenates the rows of several tables into those of one, and splits them again.
 
-Tables of one width and dtype are exchanged together, which takes the collectives of one.
-Each row keeps its place within its table, and those of a table are neighbours; so in a list
-in ascending order the rows of each table are a run, and a window that is as long as the run
-can be finds it, wherever it begins.
+Tables of one width and dtype are exchanged together, with as many collectives as one table
+takes. The ids of each table are offset by the rows of earlier tables. So in an ascending
+list the rows of each table are consecutive, and a window with the table's capacity contains
+them, wherever they begin.
 """
 
 import itertools
@@ -19,12 +19,12 @@ from sparsejax.units.row_grads import RowGrads
 
 
 def starts_of(lengths: Sequence[int]) -> list[int]:
-    """Where each of several runs in a row begins, and where the last ends."""
+    """Returns the start of each of several consecutive ranges, and the end of the last."""
     return [0, *itertools.accumulate(lengths)]
 
 
 def stacked(tables: Sequence[RowGrads]) -> RowGrads:
-    """The rows of several tables as rows of the one that they make, one under another."""
+    """Concatenates several tables: returns their rows as rows of one table."""
     if len(tables) == 1:
         return tables[0]
     starts = starts_of([table.shape[0] for table in tables])
@@ -37,28 +37,33 @@ def stacked(tables: Sequence[RowGrads]) -> RowGrads:
 
 
 def first_at(keys: jax.Array, bounds: jax.Array) -> jax.Array:
-    """Where in keys [k], ascending, the first is that is not below each of some bounds.
+    """Returns, for each bound, the position of the first key that is not below it.
 
-    On GPUs a search is a loop of launches, and to compare each with all is one.
+    On GPUs a binary search is a loop of launches, but a comparison of all pairs is one.
+
+    Args:
+        keys: int32 [k], ascending.
+        bounds: int32, of any shape.
     """
     by = lambda method: lambda: jnp.searchsorted(keys, bounds, method=method)
     return by_platform(cpu=by("scan"), default=by("compare_all")).astype(jnp.int32)
 
 
-def apart(
+def by_table(
     keys: jax.Array, rows: jax.Array, lengths: Sequence[int], rooms: Sequence[int]
 ) -> list[tuple[jax.Array, jax.Array]]:
-    """The rows of each table, in windows of a list of all.
+    """Splits a list of rows of several tables into windows, one for each table.
 
     Args:
-        keys: int32 [k], ascending; those of a table follow those of the table before it.
+        keys: int32 [k], ascending; the keys of a table follow those of the previous table.
         rows: [k, ...].
-        lengths: How many keys each table has.
-        rooms: How many of them there may be in the list, at most.
+        lengths: The number of possible keys of each table.
+        rooms: The most keys of each table in the list.
 
     Returns:
-        For each table the keys within it, its length where there is none, in the order of
-        the list but not always from the front; and their rows, zeros where there is none.
+        For each table its keys, relative to its start, and their rows. They are in the
+        order of the list, but may begin after unused places. An unused place has the
+        table's length as its key, and a row of zeros.
     """
     if len(lengths) == 1:
         return [(keys, rows)]
@@ -67,7 +72,7 @@ def apart(
     found = []
     for i, (length, room) in enumerate(zip(lengths, rooms, strict=True)):
         size = min(room, keys.size)
-        # A window that would run over the end begins before its table does.
+        # A window that would extend past the end begins before its table.
         begin = jnp.minimum(begins[i], keys.size - size)
         places = lax.dynamic_slice_in_dim(keys, begin, size) - starts[i]
         inside = (places >= 0) & (places < length)

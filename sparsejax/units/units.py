@@ -1,8 +1,8 @@
-"""What is summed: units, and where an exchange finds their values.
+"""The protocol of units, and the source in which an exchange finds their values.
 
-A unit is what an index points at: one element, or one row of a table. A scheme takes
-`Units`, and asks for a dense array only where it has to add up in one. `Dense` and
-`Entries` are units.
+A unit is what an index refers to: one element, or one row of a table. A scheme is given
+`Units`, and asks for the dense array only if it has to sum in one. `Dense` and `Entries`
+implement the protocol.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,14 @@ class Source(NamedTuple):
 
     Attributes:
         array: [units, ...], the values.
-        dtype: Of the values while they travel; that of the array if None.
-        units: From the number of a part and slots int32 [k] of it, or from those of all,
-            int32 [parts, 1] and [parts, k], to the units whose values they have; the slots
-            themselves if None. It may name any unit for a slot beyond a part's count.
-        names: From the same to the numbers that are sent instead of the slots, in messages
-            whose only code is "coo32"; the slots themselves if None.
+        dtype: The dtype of the values while they travel; that of the array if None.
+        units: A function that returns the units, as indices of `array`, of slots. Its
+            arguments are the number of a part and its slots, int32 [k]; or those of all
+            parts, int32 [parts, 1] and [parts, k]. For slots beyond a part's count it may
+            return any unit. If None, slots are units.
+        names: A function of the same arguments that returns the numbers that are sent
+            instead of the slots, in messages whose only code is "coo32". If None, the slots
+            are sent.
     """
 
     array: jax.Array
@@ -42,11 +44,11 @@ class Source(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one value."""
+        """The shape of one value."""
         return self.array.shape[1:]
 
     def read(self, units: jax.Array) -> jax.Array:
-        """The values of units, in the dtype of the array."""
+        """Returns the values of units, in the dtype of the array."""
         return self.array.at[units].get(mode="clip", wrap_negative_indices=False)
 
     @property
@@ -70,12 +72,12 @@ class Units(Protocol):
 
     @property
     def size(self) -> int:
-        """How many numbers the dense array has."""
+        """The number of numbers of the dense array."""
         ...
 
     @property
     def capacity(self) -> int:
-        """How many units may be non-zero."""
+        """The largest number of units that may be non-zero."""
         ...
 
     @property
@@ -90,36 +92,36 @@ class Units(Protocol):
 
     @property
     def flags(self) -> jax.Array | None:
-        """Booleans [units], the units that the caller named; None if it named none."""
+        """Booleans [units], the units that the caller listed; None if it listed none."""
         ...
 
     @property
     def coded(self) -> Any:
-        """The values as `CodedValues`, in the order of `stored`; None if in no code."""
+        """The `CodedValues`, in the order of `stored`; None if values have no code."""
         ...
 
     def present(self) -> jax.Array:
-        """Booleans [units]: all other units are zero."""
+        """Returns booleans [units]; units without a flag are zero."""
         ...
 
     def dense(self) -> jax.Array:
-        """The dense array, [units, ...]."""
+        """Returns the dense array, [units, ...]."""
         ...
 
     def source(
         self, dtype: jax.typing.DTypeLike | None = None, units: Places | None = None
     ) -> Source:
-        """The source of the values of slots for an exchange."""
+        """Returns the source of the values of slots for an exchange."""
         ...
 
 
 def wide(dtype: Any) -> jnp.dtype:
-    """The dtype in which numbers of this one are added up and kept: float32 or wider."""
+    """Returns the dtype in which numbers of a dtype are summed: float32 or wider."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def rounded(x: jax.Array, dtype: Any) -> jax.Array:
-    """Numbers in the gradient's dtype; finite ones stay finite."""
+    """Casts numbers to a dtype; finite numbers are clipped, so that they stay finite."""
     if jnp.dtype(dtype) == x.dtype:
         return x
     most = float(jnp.finfo(dtype).max)
@@ -127,5 +129,5 @@ def rounded(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def unit_bytes(x: Any, dtype: Any) -> int:
-    """Bytes of one unit of x [units, ...] where its numbers travel in a dtype."""
+    """Returns the bytes of one unit of x [units, ...] with numbers in a dtype."""
     return x.size // x.shape[0] * jnp.dtype(dtype).itemsize

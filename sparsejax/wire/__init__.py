@@ -1,4 +1,4 @@
-"""How units travel: the only collectives, messages of several sizes, and index codes."""
+"""The transport of units: all collectives, messages of several sizes, and index codes."""
 
 from sparsejax.axes import AxisName as AxisName
 from sparsejax.wire.channels import Channel as Channel

@@ -1,14 +1,14 @@
-"""Messages packed and unpacked whole, all parts at once: for GPUs, and all but CPUs.
+"""Packs and unpacks messages of all parts at once, on GPUs and all platforms except CPUs.
 
-What is in a message is said in `messages`. Here there is no loop: every part is taken to
-have as many entries as the longest message holds, and those that are not there are left
-out. A GPU writes a few megabytes for nothing in less time than it takes to ask the host
-whether a loop goes on; a kernel does not even do that: see `pallas_kernels.pack_message`.
+`messages` describes the format. There is no loop over entries: as many entries as the
+longest message holds are processed for every part, and those that are not real are masked.
+A GPU writes a few megabytes of padding in less time than the host needs to decide whether a
+loop continues; and kernels do not write the padding: see `pallas_kernels.pack_message`.
 
-A message is unpacked by `pallas_kernels.unpack_message` where the fold says what it does in
-a form that kernels know (`Into`); else its entries are read and given to the fold. Where it
-comes in pieces (`unpack_piece`), the first says which slots there are (`Head`), and each
-other brings the values of some entries.
+A message is unpacked by `pallas_kernels.unpack_message` if the fold has a form that kernels
+know (`Into`); otherwise its entries are read and passed to the fold. If a message is sent
+in pieces (`unpack_piece`), the first piece has its slots (`Head`), and each other piece has
+the values of some entries.
 """
 
 import dataclasses
@@ -42,9 +42,11 @@ from sparsejax.wire.formats import Form, Piece
 from sparsejax.wire.ladder import Rung
 
 
-# Units of an array that caches hold: a scatter into it costs less than to ask the host.
+# The units of an array that fits the caches: a scatter into it takes less time than a
+# branch for which the host waits.
 _FEW_UNITS = 1 << 22
-# The share of slots up to which a list of them has the smaller of two rooms.
+# The share of the slots of a part up to which messages are in the group of the smaller of
+# two capacities.
 _SHORT = 1 / 128
 
 
@@ -52,10 +54,10 @@ class Into(NamedTuple):
     """A fold into one array, in a form that kernels know.
 
     Attributes:
-        replaces: Whether values are set where there were zeros, no two of them at one
-            place; else they are added.
-        units: From the number of the sender and slots to places in the array; the slots
-            themselves if None. Nothing is done at places after its end.
+        replaces: Whether values replace zeros, no two of them at one place; if not, they
+            are added.
+        units: A function of the number of the sender and slots that returns places in the
+            array. If None, slots are places. Entries with places past the end are dropped.
     """
 
     replaces: bool = False
@@ -63,7 +65,7 @@ class Into(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether kernels know the map too."""
+        """Whether kernels can compute `units`."""
         return self.units is None or isinstance(self.units, Striping)
 
 
@@ -74,7 +76,7 @@ def run_of(first: Any, length: Any, row: jax.Array) -> jax.Array:
 
 
 def ends_of(slots: Slots) -> jax.Array:
-    """The bits up to the end of each row of words: one search for messages of all sizes."""
+    """Returns the bits up to the end of each row of words, for messages of all sizes."""
     return row_ends(slots.words)
 
 
@@ -85,20 +87,20 @@ def pack(
     numbers: jax.Array,
     ends: jax.Array | None = None,
 ) -> jax.Array:
-    """Writes a run of ranks of each part into a message of its own.
+    """Packs consecutive entries of each part into a message of its own.
 
     Args:
-        spec: What is static of messages; the map from slots to units is the source's.
+        spec: The static properties of the messages, without the source's map to units.
         slots: The slots of each part.
-        source: Their values.
-        numbers: As of `run_of`.
-        ends: Of `ends_of`, where they are known.
+        source: The values of the slots.
+        numbers: int32 [numbers], as returned by `run_of`.
+        ends: The result of `ends_of`, if it is known.
     """
     sets, units = SlotSets(slots.words, slots.counts, ends=ends), source.units
     if source.names is None and (units is None or isinstance(units, Striping)):
         spec = dataclasses.replace(spec, units=units)
     else:
-        # Of these kernels know nothing: they are listed before.
+        # Kernels do not know these maps, so slots and units are listed before.
         part = lax.broadcasted_iota(jnp.int32, (len(slots.counts), 1), 0)
         first = lax.index_in_dim(numbers, spec.at, keepdims=False)
         found, _ = slots_of(slots.words, first, spec.room, slots.counts)
@@ -109,14 +111,14 @@ def pack(
 
 
 def in_branches(form: Form, sources: int, fold: Any) -> bool:
-    """Whether messages are unpacked where they are received: by one kernel for all sizes.
+    """Returns whether each size's branch unpacks its messages, by one kernel for all.
 
-    In plain XLA each size would be compiled by itself.
+    In plain XLA the unpacking of each size would be compiled separately.
 
     Args:
-        form: Where the parts of a message are.
-        sources: How many messages are received.
-        fold: What is made of the entries.
+        form: The offsets of the parts of a message.
+        sources: The number of messages received.
+        fold: The fold of the entries.
     """
     if fold.into is None or not fold.into.is_known:
         return False
@@ -125,13 +127,13 @@ def in_branches(form: Form, sources: int, fold: Any) -> bool:
 
 
 class Head(NamedTuple):
-    """The first pieces of messages that were received, and what is looked up in them.
+    """The first pieces of received messages, with their headers and bit counts.
 
     Attributes:
-        words: uint32 [senders, words].
-        counts: int32 [senders], how many entries each part has in all.
-        ends: See `pallas_kernels.index_message`.
-        spec: What is static of the messages.
+        words: uint32 [senders, words], the pieces.
+        counts: int32 [senders], the number of entries of each part in all.
+        ends: The bit counts: see `pallas_kernels.index_message`.
+        spec: The static properties of the messages.
     """
 
     words: jax.Array
@@ -141,7 +143,7 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, words: jax.Array, numbers: jax.Array, spec: MessageSpec) -> "Head":
-        """Looks it up."""
+        """Reads the headers of the pieces, and counts their bits."""
         return cls(words, *index_message(words, numbers, spec), spec)
 
 
@@ -149,9 +151,9 @@ def spec_of(form: Form, fold: Any, at: int, bitmaps: bool = False) -> MessageSpe
     """Returns the static properties of messages that a fold takes in.
 
     Args:
-        form: Where the parts of a message are.
-        fold: What is made of the entries.
-        at: Which of the numbers is the first that is meant.
+        form: The offsets of the parts of a message.
+        fold: The fold of the entries.
+        at: The offset in `numbers` of the numbers of these messages.
         bitmaps: Whether the messages are unpacked in the order of the array.
     """
     spec = dataclasses.replace(form.spec, units=fold.into.units, at=at)
@@ -162,14 +164,14 @@ def spec_of(form: Form, fold: Any, at: int, bitmaps: bool = False) -> MessageSpe
 
 
 def are_bitmaps(form: Form, rung: Rung, fold: Any) -> bool:
-    """Whether messages of a rung, if no others come, are unpacked in the array's order."""
+    """Returns whether the only messages, of a rung, are unpacked in the array's order."""
     return goes_in_order(form, fold) and rung.code is index_codes.BITMAP
 
 
 def goes_in_order(form: Form, fold: Any) -> bool:
-    """Whether each unit of the array can look up its own value.
+    """Returns whether each unit of the array can look up its own value.
 
-    Of numbers alone: of rows, it pays where most lines of the array stay zero.
+    That is for numbers only: for rows, a scatter is better, where most rows stay zero.
     """
     into: Into | None = fold.into
     is_striped = into is not None and into.replaces and isinstance(into.units, Striping)
@@ -177,12 +179,14 @@ def goes_in_order(form: Form, fold: Any) -> bool:
 
 
 class SizeGroup(NamedTuple):
-    """Sizes of messages for which there is one program that unpacks them.
+    """Message sizes that are unpacked by the same program.
 
     Attributes:
-        sides: Which of `Lengths.side`: nothing, one message of a rung, or several.
-        form: Where the parts of a message are; with room for the longest of the group.
-        unpack: From `form` and what `unpack` takes to the result.
+        sides: The sides (`Lengths.side`) of the group: nothing, rungs, or several messages.
+        form: The offsets of the parts of a message, with the capacity of the longest of the
+            group.
+        unpack: A function of `form` and the further arguments of `unpack`, which returns
+            the result.
     """
 
     sides: range
@@ -191,12 +195,13 @@ class SizeGroup(NamedTuple):
 
 
 def groups(form: Form, fold: Any) -> list[SizeGroup]:
-    """The groups of all sizes, ascending, from nothing to several messages.
+    """Returns the groups of all sizes, ascending, from nothing to several messages.
 
-    It is one, except for many numbers in plain XLA on GPUs, where unpacking takes as long
-    as if messages were full, and a scatter writes each entry to a sector of memory of its
-    own. Where a word of bits has an entry on average, nearly all sectors have one: so a
-    message that is denser is unpacked in the order of the array. Others have two rooms.
+    There is one group, except for many numbers in plain XLA on GPUs. There unpacking takes
+    as long as if messages were full, and a scatter writes each entry to a memory sector of
+    its own. If a word of bits has one entry on average, nearly all sectors have one, so
+    denser messages are unpacked in the order of the array. Sparser ones have two groups, of
+    different capacities.
     """
     ladder, in_order = form.ladder, policy().scatters and goes_in_order(form, fold)
     if not in_order or fold.into.units.size <= _FEW_UNITS:
@@ -213,7 +218,7 @@ def groups(form: Form, fold: Any) -> list[SizeGroup]:
     for (unpacks, _), rungs in itertools.groupby(ladder.rungs, way):
         steps = dataclasses.replace(ladder, rungs=tuple(rungs))
         of_group = Form(steps, form.shape, form.dtype, form.rows)
-        # Where nothing is sent, the first unpacks that.
+        # The first group also has the side that sends nothing.
         sides = range(stop, stop + len(steps.rungs) + (not found))
         found.append(SizeGroup(sides, of_group, unpacks))
         stop = sides.stop
@@ -223,7 +228,7 @@ def groups(form: Form, fold: Any) -> list[SizeGroup]:
 def unpack_bitmaps(
     form: Form, message: jax.Array, numbers: jax.Array, fold: Any, carry: Any, at: int
 ) -> Any:
-    """`unpack`, of messages that have bitmaps, and are the only ones."""
+    """Does as `unpack`, for messages with bitmaps that are the only ones of a stage."""
     head = Head.of(message, numbers, spec_of(form, fold, at, bitmaps=True))
     how = Unpacking(fold.into.replaces)
     return unpack_message(carry, Received(message, head.ends), numbers, head.spec, how)
@@ -232,7 +237,7 @@ def unpack_bitmaps(
 def unpack_lists_in_order(
     form: Form, message: jax.Array, numbers: jax.Array, fold: Any, carry: Any, at: int
 ) -> Any:
-    """`unpack`, of messages that are the only ones: their bitmaps are made here."""
+    """Does as `unpack`, for the only messages of a stage, from bitmaps that it makes."""
     spec = spec_of(form, fold, at, bitmaps=True)
     run = Run.of(numbers, spec)
     slots, _, is_there = read_message(message, run, form.spec, form.shape)
@@ -244,8 +249,8 @@ def unpack_lists_in_order(
 def unpack_next_in_order(
     form: Form, message: jax.Array, numbers: jax.Array, fold: Any, carry: Any, at: int = 0
 ) -> Any:
-    """`unpack`, of messages that may follow others."""
-    # No two have a value for one unit.
+    """Does as `unpack_lists_in_order`, for messages that may follow others."""
+    # No two messages have a value for the same unit.
     return carry + unpack_lists_in_order(form, message, numbers, fold, carry, at)
 
 
@@ -255,11 +260,11 @@ def unpack_piece(
     """Folds the entries of a piece of the messages received.
 
     Args:
-        piece: Which.
-        head: The first.
-        words: uint32 [senders, words], this one.
-        numbers: As of `run_of`.
-        fold: What is made of the entries.
+        piece: The words and entries of this piece.
+        head: The first pieces of the messages.
+        words: uint32 [senders, words], this piece of each message.
+        numbers: int32 [numbers], as returned by `run_of`.
+        fold: The fold of the entries.
         carry: The result so far.
     """
     if piece.first == piece.last:
@@ -275,12 +280,12 @@ def unpack(
     """Folds the entries of the messages received.
 
     Args:
-        form: Where the parts of a message are.
-        message: uint32 [senders, words].
-        numbers: As of `run_of`.
-        fold: What is made of the entries.
+        form: The offsets of the parts of a message.
+        message: uint32 [senders, words], the messages.
+        numbers: int32 [numbers], as returned by `run_of`.
+        fold: The fold of the entries.
         carry: The result so far.
-        at: Which of the numbers is the first that is meant.
+        at: The offset in `numbers` of the numbers of these messages.
     """
     if fold.into is not None and fold.into.is_known:
         how = Unpacking(fold.into.replaces, fold.in_order)

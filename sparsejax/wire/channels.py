@@ -1,7 +1,7 @@
-"""Collectives over messages uint32 [parts, words], to be used at several sizes.
+"""Collectives over messages uint32 [parts, words], which are used at several sizes.
 
-What a channel sends follows from the size of its messages, so bytes are arithmetic on the
-plan of an exchange: nothing has to be traced to know them.
+The bytes that a channel sends follow from the size of its messages alone, so they can be
+computed from the plan of an exchange without tracing.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from sparsejax.wire.collectives import Permutation, Wire, byte_count, on_cpus
 
 
 class Route(NamedTuple):
-    """What a collective puts on the wire, known before there is one.
+    """The number of messages of a collective, known without the collective.
 
     Attributes:
-        messages: How many messages a rank puts on the wire.
-        waits: How many of them follow one another; one where how a collective goes is the
-            back end's own affair.
-        extra: Words that travel with each message beside its own.
+        messages: The number of messages that one rank sends.
+        waits: The number of them that follow one another; 1 where the backend chooses the
+            algorithm of the collective.
+        extra: Words that are sent with each message in addition to its own.
     """
 
     messages: int
@@ -31,18 +31,18 @@ class Route(NamedTuple):
     extra: int = 0
 
     def bytes(self, words: int) -> float:
-        """Bytes that one rank sends where each message has `words` words."""
+        """Returns the bytes that one rank sends, for messages of `words` words each."""
         return 4.0 * self.messages * (words + self.extra)
 
 
 class Channel(NamedTuple):
-    """A collective over messages uint32 [parts, words, ...], to be used at several sizes.
+    """A collective over messages uint32 [parts, words, ...], used at several sizes.
 
     Attributes:
-        send: From this rank's messages to those received.
-        sources: From how many ranks this rank receives.
-        route: What it puts on the wire.
-        same: The axes over which what is received is the same.
+        send: A function of this rank's messages that returns the messages received.
+        sources: The number of messages that this rank receives.
+        route: The number of messages that one rank sends.
+        same: The mesh axes over which the messages received are equal.
     """
 
     send: Callable[[jax.Array], jax.Array]
@@ -51,20 +51,21 @@ class Channel(NamedTuple):
     same: frozenset[str] = frozenset()
 
     def received(self, x: jax.Array) -> jax.Array:
-        """Types a received array as equal on the ranks on which it is."""
+        """Types a received array as equal over the axes `same`."""
         return assume_same(x, tuple(sorted(self.same)))
 
 
-# Bytes of a message from which, with gloo, it is faster to use both ways of a link at the
-# same time (`benchmarks.network.messages`; between 32 KB and 256 KB it hardly matters).
+# Bytes of a message from which, with gloo, it is faster to use both directions of a link
+# at the same time (`benchmarks.network.messages`; between 32 KB and 256 KB they are level).
 _LONG = 1 << 17
 
 
 def _swapped(x: jax.Array, wire: Wire) -> jax.Array:
-    """Returns the other rank's array: the sum of both, less this rank's own.
+    """Returns the other rank's array: the sum of both, minus this rank's own.
 
-    Of two ranks an all-reduce sends what any swap sends, and gloo's sends both ways at the
-    same time. Bits are added up, as integers that wrap, so that they arrive as they are.
+    Between two ranks an all-reduce sends as many bytes as a swap, and gloo's sends in both
+    directions at the same time. The bits are added as integers that wrap around, so the
+    array received is exact.
     """
     bits = rank_select.unsigned(x)
     both, _ = wire.psum(bits)
@@ -72,7 +73,10 @@ def _swapped(x: jax.Array, wire: Wire) -> jax.Array:
 
 
 def push(wire: Wire) -> Channel:
-    """Message i goes to rank i; between two ranks, a long one by `_swapped` on CPUs."""
+    """Makes a channel that sends message i to rank i.
+
+    On CPUs, between two ranks, long messages are sent by `_swapped`.
+    """
     n = wire.ranks
     if n != 2:
         return Channel(wire.to_each, n, Route(n - 1))
@@ -90,13 +94,13 @@ def push(wire: Wire) -> Channel:
 
 
 def pull(wire: Wire) -> Channel:
-    """This rank's one message goes to all.
+    """Makes a channel that sends this rank's one message to all ranks.
 
-    On CPUs short ones go as an all-to-all of copies: gloo gathers around a ring, in n - 1
-    messages that wait for one another, and sends an all-to-all at once. Long ones go around
-    the ring, where each rank sends one way and receives the other, so that both ways are
-    used at the same time; between two ranks, where the ring is one connection, as a swap.
-    The bytes are the same.
+    On CPUs short messages are sent as an all-to-all of copies: gloo gathers around a ring,
+    in n - 1 messages that wait for one another, but sends an all-to-all at once. Long
+    messages are gathered around the ring, where each rank sends to one neighbour and
+    receives from the other, so that both directions of a link are in use. Between two
+    ranks, where the ring is one connection, they are swapped. The bytes are the same.
     """
     n = wire.ranks
 
@@ -121,13 +125,12 @@ def pull(wire: Wire) -> Channel:
 def swap(
     wire: Wire, permutations: Sequence[Permutation], which: jax.Array | int = 0
 ) -> Channel:
-    """This rank's one message goes to its partner in the chosen permutation.
+    """Makes a channel that sends this rank's one message to its partner in a permutation.
 
     Args:
         wire: The ranks.
-        permutations: The permutations to choose from, known when the program is traced.
-        which: The number of the one to use, equal on all ranks; it may be known only when
-            the program runs.
+        permutations: The permutations to choose from, known at trace time.
+        which: The index of the permutation to use, equal on all ranks; it may be traced.
     """
     n = wire.ranks
 

@@ -1,15 +1,15 @@
-"""The only file that talks to other ranks, and the one that counts what it costs.
+"""The only calls of `lax` collectives, each with a count of the bytes that it sends.
 
-A `Wire` is a mesh axis with a method a collective. Each returns its result with the bytes
-that one rank sends for it. The bytes are Python numbers, known when the program is traced:
-they are read off the very operands that the collective is given. Where a program chooses
-between collectives when it runs, each branch returns its own number, and the sum says what
-was sent.
+A `Wire` is a mesh axis with one method for each collective. Each method returns its result
+and the bytes that one rank sends for it. The bytes are Python numbers, known at trace time:
+they are computed from the shape and dtype of the collective's operand. Where a program
+chooses between collectives when it runs, each branch returns its own number, and the sum
+over the branches taken is what was sent.
 
-The counts are those of the usual algorithms, the ones that are optimal in volume: an
-all-reduce of M bytes sends 2 (n-1)/n M (reduce-scatter, then all-gather), an all-gather
-sends this rank's M bytes n-1 times, an all-to-all all of M but this rank's own part. What
-arrives is as much as what is sent, summed over ranks.
+The counts are those of the usual algorithms with the least volume: an all-reduce of M bytes
+sends 2 (n-1)/n M (reduce-scatter, then all-gather), an all-gather sends this rank's M bytes
+n-1 times, and an all-to-all sends all of M except this rank's own part. Summed over ranks,
+the bytes received equal the bytes sent.
 
 Exchanges made of many `permute`s are in `gathers`.
 """
@@ -40,28 +40,28 @@ Permutation = tuple[tuple[int, int], ...]
 
 
 def byte_count(x: jax.Array) -> int:
-    """The bytes of an array."""
+    """Returns the bytes of an array."""
     return x.size * x.dtype.itemsize
 
 
 def pays(entry_bytes: Any, dense_bytes: Any) -> Any:
-    """Whether entries are sent, and not all, for these bytes of either.
+    """Returns whether to send entries and not the dense array, from the bytes of each.
 
-    They are where they save more than what they cost beyond their bytes; see
-    `Policy.overhead`.
+    Entries are sent where they save more bytes than `Policy.overhead`, which stands for
+    their cost in time beside the bytes.
     """
     return entry_bytes + policy().overhead < dense_bytes
 
 
 def all_reduce_bytes(size: int, n: int) -> float:
-    """Bytes that one rank sends to add up `size` bytes."""
+    """Returns the bytes that one of `n` ranks sends in an all-reduce of `size` bytes."""
     return 2 * (n - 1) / n * size
 
 
 def travelling(
     dtype: jax.typing.DTypeLike, wire_dtype: jax.typing.DTypeLike | None
 ) -> jnp.dtype:
-    """The dtype in which numbers travel: the narrower of their own and the one wanted."""
+    """Returns the dtype in which values travel: `wire_dtype` if narrower, else `dtype`."""
     own, wanted = jnp.dtype(dtype), jnp.dtype(wire_dtype or dtype)
     return wanted if wanted.itemsize < own.itemsize else own
 
@@ -72,7 +72,7 @@ def all_reduce_cost(
     wire_dtype: jax.typing.DTypeLike | None,
     n: int,
 ) -> float:
-    """Bytes that one rank sends for `all_reduce` of `size` numbers."""
+    """Returns the bytes that one of `n` ranks sends in `all_reduce` of `size` numbers."""
     narrow = travelling(dtype, wire_dtype)
     if _summed_by_psum(dtype, narrow, size, n):
         return all_reduce_bytes(size * narrow.itemsize, n)
@@ -80,30 +80,30 @@ def all_reduce_cost(
 
 
 def _summed_by_psum(dtype, narrow, size: int, n: int) -> bool:
-    """Whether XLA's own sum is wide enough, and sends no more than it should."""
+    """Returns whether `psum` adds up in a wide enough dtype and sends the least bytes."""
     wide_enough = narrow.itemsize > 2 and narrow == jnp.dtype(dtype)
     return wide_enough or n == 1 or size == 0
 
 
 def at_once() -> bool:
-    """Whether a stage takes one choice and sends all at once, and not in rounds.
+    """Returns whether a stage sends all entries at once, after one choice, not in rounds.
 
-    In rounds, on CPUs, a message has the size of what the rounds before it have left, and
-    work walks over its entries a tile at a time. At once, on GPUs, where the host waits for
-    each number that a program looks at, a stage looks once, all parts are packed and
-    unpacked together, and no loop's length is data. It follows from the platform for which
-    the program is traced.
+    In rounds, on CPUs, each message has the size of what earlier rounds have left, and its
+    entries are packed and unpacked one tile at a time. At once, on GPUs, all parts are
+    packed and unpacked together, a stage branches on data once, and no loop has a length
+    that depends on data: the host would wait for each such number. The answer follows from
+    the platform for which the program is traced.
     """
     return policy().at_once
 
 
 def on_cpus(x: jax.Array, cpu: Callable, default: Callable) -> jax.Array:
-    """One way for messages on CPUs, another elsewhere.
+    """Applies `cpu` to x on CPUs, and `default` on other platforms.
 
-    gloo sends to a rank only when that rank has said that it is ready, and has one
-    connection for both ways. In XLA's all-to-all and permute a rank that comes late finds
-    the others ready and sends its data; that it is ready itself goes out after them. So
-    one way waits for the other.
+    The two differ because of gloo, which sends to a rank only after that rank has reported
+    that it is ready, and has one connection for both directions. In XLA's all-to-all and
+    permute a late rank finds the others ready and sends its data first; its own report goes
+    out after that data. So one direction waits for the other.
     """
     return by_platform(x, cpu=cpu, default=default)
 
@@ -114,8 +114,9 @@ class Sent(NamedTuple):
     Attributes:
         wire: Bytes that one rank sent, padding included.
         payload: Bytes that the entries needed.
-        rounds: How many messages, or pieces of one, followed one another, as float32.
-        counts: int32 [sources]: how many entries each source had for this rank.
+        rounds: The number of messages, or of pieces of one, sent one after another, as
+            float32.
+        counts: int32 [sources], the number of entries that each source had for this rank.
     """
 
     wire: jax.Array
@@ -146,11 +147,13 @@ class Wire:
         what: str,
         dtype: jax.typing.DTypeLike | None = None,
     ) -> "Wire":
-        """The wire over the axis that a user named, or over the only one; else an error.
+        """Makes a wire over the axis that a user named, or over the only axis there is.
+
+        Raises if a name is not that of a manual axis, or if None does not determine one.
 
         Args:
-            axis_name: The name, or names, that the caller gave; None for the only axis.
-            what: The call as the user knows it, for the message.
+            axis_name: The axis name or names that the caller gave; None for the only axis.
+            what: The name of the call in the user's code, for the error message.
             dtype: The dtype of the values while they travel.
         """
         return cls(resolve(axis_name, what), dtype)
@@ -167,48 +170,48 @@ class Wire:
 
     @property
     def at_once(self) -> bool:
-        """Whether a stage takes one choice and sends all at once: see `at_once`."""
+        """Whether a stage sends all entries at once, after one choice: see `at_once`."""
         return at_once()
 
     def along(self, axis: AxisName) -> "Wire":
-        """The wire over another axis, with this one's dtype."""
+        """Returns the wire over another axis, with the same dtype."""
         return dataclasses.replace(self, axis=axis)
 
     def narrowed(self, dtype: jax.typing.DTypeLike | None) -> "Wire":
-        """The wire on which values travel in this dtype, if it is narrower than here."""
+        """Returns the wire with this dtype for values, where it is the narrower one."""
         if dtype is None:
             return self
         narrow = dtype if self.dtype is None else travelling(self.dtype, dtype)
         return dataclasses.replace(self, dtype=narrow)
 
     def travelling(self, dtype: jax.typing.DTypeLike) -> jnp.dtype:
-        """The dtype in which numbers of a dtype travel: the narrower of the two."""
+        """Returns the dtype in which values of a dtype travel: the narrower of the two."""
         return travelling(dtype, self.dtype)
 
     def dense_bytes(self, size: int, dtype: jax.typing.DTypeLike) -> float:
-        """The bytes that one rank sends for `all_reduce` of `size` numbers."""
+        """Returns the bytes that one rank sends in `all_reduce` of `size` numbers."""
         return all_reduce_cost(size, dtype, self.dtype, self.ranks)
 
     def per_rank(self, tree):
-        """Makes leaves vary over the axis, where checking is on: a type, not a message."""
+        """Casts leaves to vary over the axis, where VMA is checked; sends nothing."""
         if is_checking(self.axis):
             return as_varying(tree, frozenset(axis_names(self.axis)))
         return tree
 
     def assume_same(self, tree):
-        """Declares leaves equal on all ranks; the caller has made sure that they are."""
+        """Types leaves as equal on all ranks; the caller guarantees that they are."""
         return jax.tree.map(lambda x: assume_same(x, self.axis), tree)
 
     def psum(self, x: jax.Array) -> tuple[jax.Array, float]:
-        """The dense sum over all ranks, the same on every rank."""
+        """Returns the dense sum over all ranks, the same on every rank, and its bytes."""
         return lax.psum(x, self.axis), all_reduce_bytes(byte_count(x), self.ranks)
 
     def all_reduce(self, x: jax.Array) -> tuple[jax.Array, float]:
-        """The dense sum over all ranks in x's dtype, added up in float32 or wider.
+        """Returns the dense sum over all ranks in x's dtype, summed in float32 or wider.
 
-        An all-reduce of 16-bit numbers would add them up in 16 bits. Instead the ranks
-        exchange parts, each adds up its own in float32, and the sums are gathered: the same
-        bytes. The dtype of the wire narrows the numbers while they travel.
+        An all-reduce of 16-bit numbers would sum in 16 bits. Instead the ranks exchange
+        parts by an all-to-all, each sums its own part in float32, and the sums are
+        gathered, for the same bytes. Values travel in the dtype of the wire, if narrower.
         """
         narrow = self.travelling(x.dtype)
         n = self.ranks
@@ -223,23 +226,24 @@ class Wire:
         return total.astype(x.dtype), pushed + pulled
 
     def mean_of(self, total: jax.Array) -> jax.Array:
-        """A sum over the ranks as their mean, divided in float32 or wider."""
+        """Divides a sum over the ranks by their number, in float32 or wider."""
         return (total.astype(wide(total.dtype)) / self.ranks).astype(total.dtype)
 
     def maximum(self, x: jax.Array) -> tuple[jax.Array, float]:
-        """The largest over all ranks, element by element, the same on every rank.
+        """Returns the elementwise maximum over all ranks, the same on every rank.
 
         The result decides which branch a program takes, so it must be equal on every
-        device, those of other mesh axes over which x varies included.
+        device. The maximum is therefore also over other mesh axes over which x varies.
         """
         cost = all_reduce_bytes(byte_count(x), self.ranks)
         axes = varying_axes(x) | _unseen() | frozenset(axis_names(self.axis))
         return lax.pmax(x, tuple(sorted(axes))), cost
 
     def agree(self, tree):
-        """Makes scalars that differ over other mesh axes equal: the largest of each.
+        """Replaces scalars that differ over mesh axes by their maxima over these axes.
 
-        One collective if any of them varies, or may with checking off; none otherwise.
+        Takes one collective if any of them varies, or may vary because VMA is not checked
+        on another axis; otherwise none.
         """
         leaves, structure = jax.tree.flatten(tree)
         axes = frozenset[str]().union(*(varying_axes(leaf) for leaf in leaves))
@@ -250,19 +254,20 @@ class Wire:
         return structure.unflatten(list(largest))
 
     def same_elsewhere(self, x: jax.Array) -> jax.Array:
-        """The largest over all other manual axes, so that x may decide what a program does.
+        """Returns the maximum over all other manual axes, so that a branch may depend on x.
 
-        x is equal on all ranks of the axis; on a mesh of one axis nothing is sent.
+        x is already equal on all ranks of the wire. On a mesh of one axis nothing is sent.
         """
         axes = (varying_axes(x) | _unseen()) - frozenset(axis_names(self.axis))
         return lax.pmax(x, tuple(sorted(axes))) if axes else x
 
     def reduce_scatter(self, x: jax.Array) -> tuple[jax.Array, float]:
-        """On rank i the sum over all ranks of row i of x [n, ...], in float32 or wider.
+        """Returns, on rank i, the sum over all ranks of row i of x [n, ...].
 
-        On CPUs rows are sent and added up here: gloo's reduce-scatter writes its result
-        over what it has not sent yet (github.com/jax-ml/jax/issues/40830), and now and then
-        the end of rank 0's sum is made of other numbers.
+        The sum is taken in float32 or wider. On CPUs it is an all-to-all and a local sum:
+        gloo's reduce-scatter overwrites data that it has not sent yet
+        (github.com/jax-ml/jax/issues/40830), so that the end of rank 0's sum is sometimes
+        wrong.
         """
         n = self.ranks
         cost = (n - 1) / n * byte_count(x)
@@ -277,24 +282,24 @@ class Wire:
         return on_cpus(x, here, scattered), cost
 
     def all_to_all(self, x: jax.Array) -> tuple[jax.Array, float]:
-        """Row i of x [n, ...] goes to rank i; row i of the result came from rank i."""
+        """Sends row i of x [n, ...] to rank i; row i of the result is from rank i."""
         n = self.ranks
         return self.to_each(x), (n - 1) / n * byte_count(x)
 
     def to_each(self, x: jax.Array) -> jax.Array:
-        """What `all_to_all` brings, for a caller that knows its bytes: a channel."""
+        """Returns the result of `all_to_all` alone, for channels, which count bytes."""
         if not set(axis_names(self.axis)) <= set(manual_axes()):
-            # Under vmap JAX returns another shape for an array that is the same on all
-            # ranks, as a constant is: so it is chosen, by rank, from two equal ones.
+            # Under vmap JAX returns another shape for an array that is not batched, such
+            # as a constant. Selecting from two equal arrays by the rank batches it.
             x = jnp.where(self.rank >= 0, x, x)
         return lax.all_to_all(x, self.axis, split_axis=0, concat_axis=0, tiled=True)
 
     def all_gather(self, x: jax.Array, same: bool = True) -> tuple[jax.Array, float]:
-        """Row i of the result [n, ...] is rank i's x; the same on every rank.
+        """Returns [n, ...], of which row i is rank i's x, the same on every rank.
 
         Args:
             x: This rank's row.
-            same: Whether the result is typed as the same on every rank.
+            same: Whether the result is typed as equal on all ranks, where VMA is checked.
         """
         cost = (self.ranks - 1) * byte_count(x)
         if same and is_checking(self.axis):
@@ -302,12 +307,12 @@ class Wire:
         return lax.all_gather(x, self.axis), cost
 
     def permute(self, x: jax.Array, permutation: Permutation) -> tuple[jax.Array, float]:
-        """Sends x from rank a to rank b for every pair (a, b); zeros where nothing came."""
+        """Sends x from rank a to rank b for each pair (a, b); others receive zeros."""
         cost, n = float(byte_count(x)), self.ranks
         if len(permutation) == n or set(axis_names(self.axis)) <= set(manual_axes()):
             return lax.ppermute(x, self.axis, permutation), cost
-        # Under vmap JAX moves all ranks or none: move the others too, and drop what they
-        # send.
+        # Under vmap JAX takes complete permutations only, so the other ranks send too, and
+        # what they send is dropped.
         sources, targets = zip(*permutation, strict=True)
         idle = zip(
             sorted(set(range(n)) - set(sources)),
@@ -320,19 +325,19 @@ class Wire:
 
 
 def _unseen() -> frozenset[str]:
-    """The axes over which anything may vary, since with checking off no type tells."""
+    """Returns the manual axes without VMA checks: any array may vary over these."""
     return frozenset(name for name in manual_axes() if not is_checking(name))
 
 
-# Rows of a message on CPUs that are cut out one by one: each is an operation in every
-# branch of a program, which on many ranks would hold little else.
+# The most rows of messages that are sliced one by one on CPUs. Each slice is an operation
+# in every branch of a program, so with many ranks most of a program would be slices.
 _MOST_ROWS = 32
 
 
 def unseen_numbers(count: int) -> tuple[jax.Array, ...]:
-    """0, 1, 2, ... as scalars that XLA does not take for constants; see `heads`.
+    """Returns 0, 1, 2, ... as scalars that XLA does not treat as constants; see `heads`.
 
-    None of more rows than are cut out one by one.
+    Returns an empty tuple if there are more rows than are sliced one by one.
     """
     if count > _MOST_ROWS:
         return ()
@@ -340,20 +345,20 @@ def unseen_numbers(count: int) -> tuple[jax.Array, ...]:
 
 
 def heads(x: jax.Array, count: int, words: int, rows: tuple[jax.Array, ...]) -> jax.Array:
-    """The first words of the first rows of x, [count, words].
+    """Returns the first words of the first rows of x, uint32 [count, words].
 
-    XLA:CPU sends the rows of an all-to-all as arrays of their own, each cut out by a kernel
-    of its own. Where a row's number is an operand, all of them are one and the same kernel,
-    and that is compiled once; so is the row of a message that goes to all. Many rows are
-    cut out together, so that programs do not grow with the ranks: what XLA:CPU makes of
-    that grows with them all the same.
+    XLA:CPU sends each row of an all-to-all as an array of its own, sliced by a kernel of
+    its own. Where the row number is an operand, all slices are the same kernel, which is
+    compiled once; the same kernel slices the row of a message that goes to all. More than
+    `_MOST_ROWS` rows are sliced together, so that the traced program does not grow with the
+    ranks; what XLA:CPU compiles from it still does.
 
     Args:
-        x: [at least count, at least words].
-        count: How many rows.
-        words: How many words.
-        rows: The numbers of the rows, from `unseen_numbers`, handed to the branch of a
-            program that this is called in.
+        x: uint32 [at least count, at least words].
+        count: The number of rows.
+        words: The number of words.
+        rows: The numbers of the rows, from `unseen_numbers`, as operands of the branch in
+            which this is called.
     """
 
     def row_by_row(x):

@@ -1,9 +1,9 @@
-"""Where in a message its parts are: strings, lanes and values, at every message size.
+"""The offsets of string, lanes and values in a message, for every message size.
 
-A program has one buffer for messages of all sizes. Where the parts of a message begin is
-looked up when its size is known, in a table with a row for each rung, so that packing and
-unpacking are compiled once. A part that a rung does not send is written after the longest
-message, where nobody looks.
+A program has one buffer for messages of all sizes. The offsets in a message are looked up
+at run time, in a table with a row for each rung, so packing and unpacking are compiled
+once. A part that the index code of a rung does not have is written after the longest
+message, into words that are never read.
 """
 
 import math
@@ -30,12 +30,12 @@ from sparsejax.wire.ladder import Ladder
 
 
 class Piece(NamedTuple):
-    """A run of words of a message that one collective sends.
+    """Consecutive words of a message that one collective sends.
 
     Attributes:
-        words: Which, of the message.
-        first: The first entry whose value is in it.
-        last: The one after the last; as many as the first where there is none.
+        words: The slice of the words of the message.
+        first: The first entry whose value is in the piece.
+        last: The end of these entries, exclusive; equal to `first` if there are none.
     """
 
     words: slice
@@ -44,17 +44,17 @@ class Piece(NamedTuple):
 
 
 class Form:
-    """Where the parts of a message are, for each rung of a ladder.
+    """The offsets of the parts of a message, for each rung of a ladder.
 
-    Messages that are sent and that are received have one buffer, with room for any.
+    Messages sent and received are in one buffer, with room for the longest.
 
     Attributes:
         ladder: The message sizes.
-        shape: Of one value.
-        dtype: Of the values while they travel.
-        rows: How many messages a buffer has.
-        room: Words of each of them.
-        longest: Words of the longest string or bitmap, in which all are searched.
+        shape: The shape of one value.
+        dtype: The dtype of the values on the wire.
+        rows: The number of messages of a buffer.
+        room: The number of words of each message in a buffer.
+        longest: The words of the longest string or bitmap; all searches have this length.
     """
 
     def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any, rows: int):
@@ -62,23 +62,23 @@ class Form:
         rungs = ladder.rungs
         strings = [r.code.string_words(r.capacity, ladder.width) for r in rungs]
         lanes = [r.code.lane_words(r.capacity) for r in rungs]
-        # Values are written, and read, a tile at a time where not all are at once.
+        # In rounds, values are written and read one tile at a time.
         tile = 1 if ladder.at_once else ladder.tile
         tails = [
             1 + string + lane + self.unit_words(whole_tiles(r.capacity, tile))
             for string, lane, r in zip(strings, lanes, rungs, strict=True)
         ]
-        # No slice may reach over the end, or XLA would move it: not that of a plane, or of
-        # values, for a whole tile or for the top rung's entries, wherever they begin, nor
-        # that of the longest string, which begins at word 1.
+        # No slice may extend past the end, or XLA would clamp its start. That goes for the
+        # planes and values of a whole tile, or of all entries of the top rung, from any
+        # offset, and for the longest string, which begins at word 1.
         self.planes = max(r.code.planes for r in rungs)
         spill = self.planes * (whole_tiles(ladder.top, tile) // 4)
         self.longest = max(1, *strings)
         begins = [1 + string + lane for string, lane in zip(strings, lanes, strict=True)]
         whole = max(begins) + self.unit_words(ladder.top)
         self.spare = max(*tails, whole, 1 + self.longest, 1 + max(strings) + spill)
-        # After the longest message there is room for one plane, and for a string that has
-        # no blocks to tell: both are written there by messages that do not send them.
+        # After the longest message there is room for one plane, and for a string of a part
+        # of one block: messages that do not send these write them there.
         plane = max(tile, ladder.top) // 4 if self.planes else 0
         string = ladder.top // bits.WORD + 2 if 0 in strings else 0
         self.room = self.spare + max(plane, string)
@@ -98,20 +98,20 @@ class Form:
         )
 
     def _fitting(self):
-        """About how many entries a message may have room for."""
+        """Returns about the largest capacity whose messages int32 can number."""
         words = self.room / max(self.ladder.top, 1)
         return max(int(0.9 * MOST_FLAT / words), 1)
 
     def _places(self, rung, string, lane):
-        """A row of the table, in the order of `Places`, which kernels read."""
+        """Returns a row of the table, in the order of `Places`, which kernels read."""
         code = rung.code
         planes = []
         for plane in range(self.planes):
             sent = plane < code.planes
-            # A plane that this rung does not send goes where nobody looks.
+            # A plane that this rung does not send is written to the spare words.
             at = 1 + string + plane * (rung.capacity // 4) if sent else self.spare
             planes += [at, int(sent)]
-        # So is a string where all slots are in one block.
+        # So is the string, where all slots are in one block.
         return [
             1 if string else self.spare,
             string,
@@ -125,13 +125,13 @@ class Form:
 
     @property
     def spec(self) -> MessageSpec:
-        """What is static of messages, for the operations of `pallas_kernels`."""
+        """The static properties of messages, for the operations of `pallas_kernels`."""
         return MessageSpec(
             self.ladder.top, self.room, self.longest, self.planes, self.dtype
         )
 
     def pieces(self, number: int) -> list[Piece]:
-        """The pieces in which messages of a rung are sent: see `Ladder.pieces`."""
+        """Returns the pieces of messages of a rung: see `Ladder.pieces_of`."""
         rung, (_, _, values, *_) = self.ladder.rungs[number], self.table[number]
         count = self.ladder.pieces_of(rung)
         if count == 1:
@@ -145,41 +145,41 @@ class Form:
         return pieces
 
     def places(self, rung: jax.typing.ArrayLike) -> jax.Array:
-        """The places of the parts of a message, as one array: see `Places`."""
+        """Returns the offsets of the parts of a message, as one array: see `Places`."""
         return at_number(jnp.asarray(self.table), rung)
 
     def unit_words(self, entries: Any) -> Any:
-        """Words of the values of these entries, a multiple of four."""
+        """Returns the words of the values of a number of entries, a multiple of four."""
         # Dividing first keeps the product within int32.
         return (entries >> 2) * (math.prod(self.shape) * self.dtype.itemsize)
 
     def to_words(self, values: jax.Array) -> jax.Array:
-        """[parts, entries, *shape] to uint32 [parts, words]."""
+        """Converts values [parts, entries, *shape] to uint32 [parts, words]."""
         return in_reference.to_words(values)
 
     def from_words(self, words: jax.Array, entries: int) -> jax.Array:
-        """Inverse of `to_words`."""
+        """Converts uint32 [parts, words] to values; inverts `to_words`."""
         values = in_reference.from_words(words, self.dtype)
         return values.reshape(words.shape[0], entries, *self.shape)
 
 
 class Lengths(NamedTuple):
-    """The lengths of the messages that carry all entries, where they go at once.
+    """The lengths of the messages of a stage that sends all entries at once.
 
-    One array: it is made by one kernel, and a branch that needs a number reads it
-    there, where each that was handed to the branch would be a kernel of its own.
+    They are one array, which one kernel computes. A branch reads the numbers that it needs
+    from this array, where each number as an operand would be a kernel of its own.
 
     Attributes:
-        numbers: int32: the need, the rung of the last message, and which of
-            `Ladder.finals` that is; then the first message, and the last: the rank of its
-            first entry, how many it has at most, and the places of its parts.
+        numbers: int32 [numbers]: the need, the rung of the last message, and its place in
+            `Ladder.finals`; then for the first message, and then for the last, the rank of
+            its first entry, the most entries that it has, and the offsets of its parts.
     """
 
     numbers: jax.Array
 
     @classmethod
     def of(cls, form: Form, need: jax.Array) -> "Lengths":
-        """Those of messages for parts of which the fullest has `need` entries."""
+        """Returns the lengths of the messages where the fullest part has `need` entries."""
         ladder, top = form.ladder, np.int32(form.ladder.top)
         first = lax.div(jnp.maximum(need, 1) - 1, top) * top
         rest = need - first
@@ -194,7 +194,11 @@ class Lengths(NamedTuple):
         return cls(lax.optimization_barrier(jnp.concatenate(numbers)))
 
     def side(self, rungs: int) -> jax.Array:
-        """Which it is, of `rungs`: 0 nothing, 1 + n a message of rung n, last several."""
+        """Returns the side of the switch over sizes, of a ladder of `rungs` rungs.
+
+        Side 0 sends nothing, side 1 + n one message of rung n, and side 1 + rungs several
+        messages.
+        """
         one = jnp.where(self.need > 0, self.rung + 1, 0)
         return jnp.where(self.first > 0, np.int32(rungs + 1), one)
 
@@ -210,28 +214,29 @@ class Lengths(NamedTuple):
 
     @property
     def final(self) -> jax.Array:
-        """Which of `Ladder.finals` its rung is, if rounds come before it."""
+        """The place of that rung in `Ladder.finals`, if rounds come before the message."""
         return self.numbers[2]
 
     @property
     def at_first(self) -> int:
-        """Where the numbers of the first message begin."""
+        """The offset of the numbers of the first message in `numbers`."""
         return 3
 
     @property
     def at_last(self) -> int:
-        """Where the numbers of the last message begin."""
+        """The offset of the numbers of the last message in `numbers`."""
         return (self.numbers.size + 3) // 2
 
     @property
     def longest(self) -> jax.Array:
-        """Entries of the first message: the most that one has, if others follow."""
+        """The entries of the first message, which is the longest if others follow."""
         return self.numbers[self.at_first + 1]
 
     def of_round(self, first: jax.Array) -> jax.Array:
-        """The numbers where the last message is another of the longest, from a rank on.
+        """Returns the numbers with the longest message from rank `first` on as the last.
 
-        They are data, not the ladder's own: so all stages have the same kernel for it.
+        Its length is read from `numbers` and not from the ladder, so it is no constant, and
+        all stages share one kernel.
         """
         parts = self.numbers[: self.at_last], first[None], self.numbers[4 : self.at_last]
         return jnp.concatenate(parts)
@@ -248,17 +253,17 @@ class Lengths(NamedTuple):
 
     @property
     def last_places(self) -> jax.Array:
-        """The places of the parts of the last message."""
+        """The offsets of the parts of the last message: see `Places`."""
         return self.numbers[self.at_last + 2 :]
 
 
 def whole_tiles(entries: int, tile: int) -> int:
-    """As many entries as whole tiles of them have."""
+    """Rounds a number of entries up to a multiple of `tile`."""
     return -(-entries // tile) * tile
 
 
 def cut(message: jax.Array, part: jax.Array, begin: Any, length: int) -> jax.Array:
-    """Words [1, length] of a part of a message."""
+    """Returns uint32 [1, length], words of the message of one part from `begin` on."""
     return lax.dynamic_slice(
         message, (part, jnp.int32(begin)), (1, length), allow_negative_indices=False
     )

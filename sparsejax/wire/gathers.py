@@ -1,11 +1,12 @@
 """All-gathers and all-to-alls made of permutations, for any number of ranks.
 
-    ring      n - 1 messages to the next neighbour, each what came last
-    bruck     ceil(log2 n) messages, where latency counts
-    doubling  log2 n messages, each all that is held; a fold for other numbers of ranks
+    ring      n - 1 messages to the next neighbour, each the row received last
+    bruck     ceil(log2 n) messages, the fewest, where latency dominates
+    doubling  log2 n messages, each of all rows held so far; where n is no power of two, a
+              fold before and an unfold after them
 
-As in `wire`, every function returns its result with the bytes that one rank sends. JAX
-cannot see that what was gathered is the same on all ranks: results are typed as varying.
+As in `collectives`, each gather returns its result and the bytes that one rank sends. JAX
+cannot infer that gathered rows are equal on all ranks, so results are typed as varying.
 """
 
 import dataclasses
@@ -20,11 +21,11 @@ from sparsejax.wire.collectives import Permutation, Wire
 
 
 def doubling_schedule(n: int) -> tuple[Permutation, tuple[Permutation, ...], Permutation]:
-    """Who swaps with whom in a recursive doubling over any number of ranks.
+    """Returns the permutations of a recursive doubling over any number of ranks.
 
     Returns:
-        The fold (ranks from the largest power of two on send to a partner below), the
-        swaps, and the unfold (the same pairs, back).
+        The fold, in which the ranks from the largest power of two on each send to a partner
+        below it; the swaps; and the unfold, which is the fold in the other direction.
     """
     core = 1 << (n.bit_length() - 1)
     fold = tuple((extra, extra - core) for extra in range(core, n))
@@ -40,12 +41,12 @@ GATHERS = ("auto", "ring", "doubling", "bruck")
 
 @dataclasses.dataclass(frozen=True)
 class Rings:
-    """All ranks, in rings of one size.
+    """A division of all ranks into rings of equal size.
 
     Attributes:
-        ranks: How many ranks there are.
-        size: How many of them a ring has; it divides them.
-        stride: The distance of neighbours: 1 for rings of neighbouring ranks.
+        ranks: The number of ranks.
+        size: The number of ranks of a ring; it divides `ranks`.
+        stride: The difference of successive ranks of a ring: 1 for rings of neighbours.
     """
 
     ranks: int
@@ -53,11 +54,11 @@ class Rings:
     stride: int = 1
 
     def place(self, rank):
-        """A rank's place in its ring."""
+        """Returns a rank's place in its ring, from 0 to size - 1."""
         return rank // self.stride % self.size
 
     def shift(self, distance: int) -> Permutation:
-        """Each rank sends to the one so far ahead in its ring."""
+        """Returns the permutation by which each rank sends `distance` ahead in its ring."""
         pairs = []
         for rank in range(self.ranks):
             place = self.place(rank)
@@ -69,15 +70,16 @@ class Rings:
 def bruck_all_gather(
     x: jax.Array, wire: Wire, rings: Rings | None = None
 ) -> tuple[jax.Array, float]:
-    """`all_gather` in ceil(log2 n) messages for any n; the result is typed as varying.
+    """Gathers in ceil(log2 n) messages for any n; the result is typed as varying.
 
-    After k rounds a rank holds the rows of itself and its next 2**k - 1 neighbours. Each
-    round it gets as many again (fewer in the last) from the rank that far ahead.
+    After k rounds a rank holds the rows of itself and of its next 2**k - 1 neighbours. In
+    each round it receives as many rows as it holds, or in the last as many as are missing,
+    from the rank that many places ahead.
 
     Args:
         x: This rank's row.
         wire: The ranks.
-        rings: Ranks that gather among themselves; all together if None.
+        rings: The rings, each of which gathers its own rows; one ring of all ranks if None.
     """
     n = wire.ranks
     rings = rings or Rings(n, n)
@@ -91,14 +93,14 @@ def bruck_all_gather(
 
 
 def doubling_all_gather(x: jax.Array, wire: Wire) -> tuple[jax.Array, float]:
-    """`all_gather` by recursive doubling, folded for any n; typed as varying.
+    """Gathers by recursive doubling, for any n; the result is typed as varying.
 
-    Partners swap everything they hold, log2 n times. Ranks beyond the largest power of
-    two hand their row to a partner first and are given everything at the end.
+    Partners swap all rows that they hold, log2 n times. Ranks beyond the largest power of
+    two first send their row to a partner, and receive all rows at the end.
     """
     n, me = wire.ranks, wire.rank
-    # A row travels with the number of the rank it came from, plus one: what a rank that
-    # gets no message receives is zeros, and says so.
+    # A row travels with the number of its rank, plus one, so that 0 marks no row: a rank to
+    # which a permutation sends nothing receives zeros.
     rows, names = wire.per_rank(
         (jnp.zeros((n, *x.shape), x.dtype), jnp.zeros(n, jnp.int32))
     )
@@ -118,7 +120,7 @@ def doubling_all_gather(x: jax.Array, wire: Wire) -> tuple[jax.Array, float]:
 
 
 def _rows_by_doubling(n: int) -> list[tuple[Permutation, int]]:
-    """Who sends to whom, and how many rows, in each message of `doubling_all_gather`."""
+    """Returns the permutation and the number of rows of each doubling message."""
     fold, swaps, unfold = doubling_schedule(n)
     first = 2 if fold else 1
     held = [1, *(min(n, first << k) for k in range(len(swaps))), n]
@@ -127,14 +129,14 @@ def _rows_by_doubling(n: int) -> list[tuple[Permutation, int]]:
 
 
 def ring_all_gather(x: jax.Array, wire: Wire) -> tuple[jax.Array, float]:
-    """`all_gather` in n - 1 messages to the next rank; the result is typed as varying."""
+    """Gathers in n - 1 messages to the next rank; the result is typed as varying."""
     n, me = wire.ranks, wire.rank
     onward = tuple((source, (source + 1) % n) for source in range(n))
     rows = wire.per_rank(jnp.zeros((n, *x.shape), x.dtype))
     rows = as_varying(rows, varying_axes(x)).at[me].set(x)
 
     def turn(step, rows):
-        # What came last, or at first one's own, goes on.
+        # Each step passes on the row received last, and the first step this rank's own.
         row, _ = wire.permute(rows[(me - step) % n], onward)
         return rows.at[(me - step - 1) % n].set(row)
 
@@ -143,7 +145,7 @@ def ring_all_gather(x: jax.Array, wire: Wire) -> tuple[jax.Array, float]:
 
 
 def gather_channel(wire: Wire, how: str) -> channels.Channel:
-    """This rank's one message goes to all, by one of GATHERS."""
+    """Makes a channel that sends this rank's one message to all, by one of `GATHERS`."""
     if how == "auto":
         return channels.pull(wire)
     n = wire.ranks
@@ -160,7 +162,7 @@ def gather_channel(wire: Wire, how: str) -> channels.Channel:
 
 
 def ring_channel(wire: Wire, rings: Rings) -> channels.Channel:
-    """This rank's one message goes to all ranks of its ring, by Bruck's algorithm."""
+    """Makes a channel that sends one message to all of a rank's ring, by Bruck's gather."""
 
     def send(x):
         return bruck_all_gather(x[0], wire, rings)[0]
@@ -169,7 +171,7 @@ def ring_channel(wire: Wire, rings: Rings) -> channels.Channel:
 
 
 def shift_channel(wire: Wire, rings: Rings, distance: int, parts: int) -> channels.Channel:
-    """All of this rank's messages go, together, to the one so far ahead in its ring."""
+    """Makes a channel that sends `parts` messages to one rank ahead in its ring."""
 
     def send(x):
         return wire.permute(x, rings.shift(distance))[0]
@@ -178,10 +180,11 @@ def shift_channel(wire: Wire, rings: Rings, distance: int, parts: int) -> channe
 
 
 def rotated_channel(wire: Wire, bucket: int) -> channels.Channel:
-    """Message i goes to rank i, by permutations: to the next rank, the one after it, ...
+    """Makes a channel that sends message i to rank i by n - 1 rotations.
 
-    Every rank sends to another one at a time. So many messages are under way together; the
-    next wait for them.
+    In the d-th permutation each rank sends to the rank d places ahead, so no two ranks send
+    to one rank at the same time. `bucket` permutations are in flight together; a barrier
+    makes the next ones wait for them.
     """
     n = wire.ranks
     ring = Rings(n, n)
@@ -201,12 +204,12 @@ def rotated_channel(wire: Wire, bucket: int) -> channels.Channel:
 
 
 def rotated_route(n: int, bucket: int) -> channels.Route:
-    """What `rotated_channel` puts on the wire."""
+    """Returns the route of `rotated_channel`."""
     return channels.Route(n - 1, -(-(n - 1) // bucket))
 
 
 def route(how: str, n: int) -> channels.Route:
-    """What `gather_channel` puts on the wire, a row a message."""
+    """Returns the route of `gather_channel`, with each row counted as a message."""
     if how == "doubling":
         counts = [count for _, count in _rows_by_doubling(n)]
         # A row travels with the number of its rank.
@@ -215,7 +218,7 @@ def route(how: str, n: int) -> channels.Route:
 
 
 def waits(how: str, n: int) -> int:
-    """How many messages of a gather wait for one another, each of them a latency."""
+    """Returns the number of messages of a gather that follow one another (latencies)."""
     if how == "doubling":
         return len(_rows_by_doubling(n))
     return (n - 1).bit_length() if how == "bruck" else n - 1

@@ -1,27 +1,28 @@
-"""The message sizes a program may choose from when it runs.
+"""The ladder of message sizes, from which a program chooses when it runs.
 
-XLA fixes every buffer when it compiles, and how many entries a gradient has is known only
-at run time. So a program is compiled with a ladder of message sizes, each a branch
-that holds nothing but the collective, and takes the lowest rung that all ranks' fullest
-parts fit. Above the top rung it repeats with what is left, and so it does where a
-lower rung and a second round save more bytes than a round is worth. What is compiled once
-is the work.
+XLA fixes the size of every buffer at compile time, but the number of entries of a gradient
+is known only at run time. So a program has a branch for each size of a ladder, which holds
+nothing but the collective, and takes the lowest rung that holds the fullest part of all
+ranks. If the top rung is too small, further rounds send the rest. A lower rung and a second
+round are also taken where they save more bytes than a round is worth. Packing and unpacking
+are compiled once.
 
-Rungs whose ratio is f waste (f - 1)/ln f - 1 in one round, on average: 17% at 1.35, 44% at
-2, the default, where second rounds bring it down again once messages are long. The top rung
-holds a quarter of a part, of large arrays 4 MB, and of those above 128 MB a 32nd: so rounds
-stay few, and buffers small beside the array. The bottom one is where a message is so short
+Rungs of ratio f waste (f - 1)/ln f - 1 of the bytes in one round, on average: 17% at 1.35,
+and 44% at 2. That is the default, since second rounds reduce the waste of long messages.
+The top rung holds a quarter of a part, at most 4 MB, or a 32nd of arrays above 128 MB: so
+rounds stay few, and buffers small beside the array. The bottom rung is a message so short
 that its bytes no longer matter.
 
-On GPUs each round, and each look for another, asks the host: a second round is taken for
-what exceeds the top rung alone. So the top rung holds a sixth of the array, of what goes
-to owners a 32nd, those near it differ by an eighth, which wastes 6%, and buffers are as
-large as the top rung, whatever is sent; where kernels of ours unpack, as a piece of what is
-sent. The bottom one is where all messages of a rank take 64 KB together.
+On GPUs each round, and each decision for another one, waits for the host, so a second round
+is taken only for entries beyond the top rung. The top rung therefore holds a sixth of the
+array, or a 32nd of what goes to owners. Rungs near it differ by an eighth, which wastes 6%.
+Buffers are as large as the top rung, whatever is sent; where Triton kernels unpack, they
+are as large as one piece of a message. The bottom rung is where all messages of a rank take
+64 KB together.
 
-Tried before: a ladder whose branches hold the whole exchange compiled in 13 s with five
-rungs, and rounds of one fixed size waste most of a round at low density or need hundreds of
-rounds at high density.
+Two alternatives were worse. A ladder whose branches hold the whole exchange compiled in
+13 s with five rungs. Rounds of one fixed size waste most of a round at low density, or need
+hundreds of rounds at high density.
 """
 
 import dataclasses
@@ -42,37 +43,40 @@ from sparsejax.wire.sizes import Count, Sizes, numpy_of
 
 
 _LANES = 4  # capacities are multiples of this, so that lanes and values fill whole words
-_SHORT = 1024  # bytes; a shorter message costs its latency
-# Bytes that take as long as a round: 25 Gbit/s for 80 us, 250 Mbit/s for 8 ms, which are
-# what a round took with NCCL (not measured here) and gloo between 16 hosts (measured).
+_SHORT = 1024  # bytes of a message below which its latency is all that it costs
+# The bytes that are sent in the time of a round: 80 us at 25 Gbit/s, or 8 ms at 250 Mbit/s.
+# A round takes that long with NCCL (not measured here), and with gloo between 16 hosts
+# (measured).
 ROUND = 1 << 18
 # Bytes of the values in a rank's messages above which another round hardly weighs.
 _TOP = 16 * ROUND
-# Bytes of all messages of a rank below which, on GPUs, it does not matter how many.
+# Bytes of all messages of a rank, on GPUs, below which their number does not matter.
 _FEW = ROUND // 4
-# The share of a larger array: buffers for messages stay small beside it, and rounds few.
+# The longest messages hold one unit in this many of a large array, so that buffers stay
+# small beside it, and rounds few.
 _SHARE = 32
-# On GPUs a piece of a message, of all senders, holds one unit in this many, but no fewer
-# bytes than take as long as a round.
+# On GPUs the pieces of messages of all senders together hold one unit in this many, but no
+# fewer bytes than are sent in the time of a round.
 _SHARE_OF_PIECE = 24
-# The share of any array on GPUs, where messages are sums or go to all.
+# On GPUs the longest messages hold one unit in this many of an array of any size, where
+# they carry sums or go to all ranks.
 _SHARE_AT_ONCE = 6
-# The step from one long message to the next where none is followed by another: down to a
-# third of the longest, since each is a branch to compile.
+# Where no message is followed by another, the ratio of long rungs, and the divisor down to
+# which rungs are long: a third of the longest, since each rung is a branch to compile.
 _CLOSE, _NEAR = 2 ** (1 / 6), 3
-# The ratio of the sizes of a message that follows others, down to about half of the
-# longest: what just exceeds one message sends half as much more.
+# The ratio of the sizes of the last message of several, down to about half of the longest:
+# a need that just exceeds the longest message takes half as many bytes again.
 _FINAL = 1.38
-# Entries of a part that are packed at a time, and numbers of all their values: they fill
-# the caches, and hide the overhead of a turn. Tiles are the larger the fewer parts there
-# are: one of each part is what a step works on that has next to nothing to send.
+# Bounds for the entries of a part that are packed at a time, and for the numbers of their
+# values: a tile fits the caches, and hides the overhead of a loop's turn. Fewer parts have
+# larger tiles, since a step with few entries still packs one whole tile of each part.
 _LEAST_TILE, _TILES = 1 << 13, 1 << 17
 _TILE_NUMBERS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """One message size: room for `capacity` entries, their slots in `code`."""
+    """One message size: `words` words for `capacity` entries with slots in `code`."""
 
     capacity: int
     code: IndexCode
@@ -84,13 +88,14 @@ class Ladder:
     """Message sizes for the parts of one exchange.
 
     Attributes:
-        width: Slots in a part.
-        unit_bytes: Bytes of the value of one unit, as it travels.
-        tile: Entries of a part that are packed or unpacked at a time on CPUs.
-        rungs: From the shortest message to the longest.
-        at_once: Whether all goes in one message, but for what exceeds the longest.
-        piece: Words of a piece of a message, about: a longer message goes in several, where
-            a piece is unpacked before the next is sent. None: all go whole.
+        width: The number of slots of a part.
+        unit_bytes: Bytes of the value of one unit on the wire.
+        tile: The number of entries of a part that are packed or unpacked at a time on CPUs.
+        rungs: The message sizes, from the shortest to the longest.
+        at_once: Whether one message holds all entries, unless they exceed the top rung.
+        piece: The approximate number of words of a piece of a message. Longer messages are
+            sent in several pieces, each unpacked before the next is sent. If None, messages
+            are not split.
     """
 
     width: int
@@ -101,16 +106,16 @@ class Ladder:
     piece: int | None = None
 
     def pieces_of(self, rung: Rung) -> int:
-        """In how many pieces the values of a message go."""
+        """Returns the number of pieces in which the values of a message are sent."""
         return 1 if self.piece is None else max(1, round(rung.words / self.piece))
 
     @property
     def top(self) -> int:
-        """Entries in the longest message."""
+        """The capacity of the longest message, in entries."""
         return self.rungs[-1].capacity
 
     def rung(self, need: Count) -> Any:
-        """The lowest rung with room for `need` entries; the top one if none has."""
+        """Returns the number of the lowest rung for `need` entries, or of the top rung."""
         return self.sizes.number(need)
 
     @functools.cached_property
@@ -120,10 +125,10 @@ class Ladder:
 
     @functools.cached_property
     def finals(self) -> tuple[int, ...]:
-        """The numbers of the rungs of messages that follow others, where all goes at once.
+        """The numbers of the rungs that a last message of several may have, at once.
 
-        Each is a branch to compile: their ratio is `_FINAL`, and the lowest holds about
-        half, or less.
+        Each is a branch to compile. So their ratio is at least `_FINAL`, and the lowest has
+        about half the capacity of the top rung, or less.
         """
         numbers = [len(self.rungs) - 1]
         for number, rung in reversed(list(enumerate(self.rungs))):
@@ -133,24 +138,24 @@ class Ladder:
         return tuple(reversed(numbers))
 
     def final(self, need: Count) -> tuple[Any, Any]:
-        """The rung of a message for `need` entries that follows others.
+        """Returns the rung of the last message of several, for `need` entries.
 
         Returns:
-            Its place in `finals`, and its number.
+            The place of the rung in `finals`, and its number in `rungs`.
         """
         rooms = tuple(self.rungs[number].capacity for number in self.finals)
         place = Sizes(rooms, self.at_once).number(need)
         return place, numpy_of(need).array(self.finals, np.int32)[place]
 
     def next_message(self, need: jax.Array, messages: int) -> tuple[jax.Array, jax.Array]:
-        """The rung of the next message where `need` entries are left, and its entries.
+        """Returns the rung of the next message, and the number of entries that it takes.
 
-        The lowest rung that holds them all; but where a lower one, and then one for the
-        rest, save more bytes than a round is worth, the lower one.
+        That is the lowest rung that holds all entries left, or the rung below it, where
+        this and a further message for the rest save more bytes than a round is worth.
 
         Args:
-            need: Entries of the fullest part.
-            messages: How many messages a rank sends in a round.
+            need: int32 [], the entries left of the fullest part.
+            messages: The number of messages that a rank sends in a round.
         """
         room = jnp.array([rung.capacity for rung in self.rungs], jnp.int32)
         below = jnp.array(self._bounds(messages), jnp.int32) < need
@@ -158,15 +163,15 @@ class Ladder:
         return rung, jnp.minimum(need, room[rung])
 
     def _bounds(self, messages: int) -> list[int]:
-        """The most entries for which each rung is taken: alone, and followed by another.
+        """Returns the most entries for which each rung is taken: alone, and followed.
 
-        In the order 0 alone, 0 followed, 1 alone, 1 followed, and so on; the top rung has
-        no bound. So one comparison with them all says which rung is next.
+        They are in the order 0 alone, 0 followed by another, 1 alone, 1 followed, and so
+        on; the top rung has no bound. So one comparison with all bounds gives the rung.
         """
         words = np.array([rung.words for rung in self.rungs], np.float32)
         bounds = []
         for low, rung in enumerate(self.rungs[:-1]):
-            # As float32, and in this order, so that what is chosen is the same everywhere.
+            # In float32 and in this order, so that all ranks make equal choices.
             saved = np.float32(4.0 * messages) * (words[low + 1] - words[low] - words)
             pays = saved > ROUND
             rest = [r.capacity for r, p in zip(self.rungs, pays, strict=True) if p]
@@ -177,7 +182,10 @@ class Ladder:
         return bounds
 
     def messages_for(self, need: int, messages: int) -> list[Rung]:
-        """The rungs that `next_message` takes, a round each, for a Python number."""
+        """Returns the rungs of all messages for `need` entries, a Python number.
+
+        In rounds they are those of `next_message`, one for each round.
+        """
         taken = []
         while need > 0:
             high = self.sizes.number(need)
@@ -195,19 +203,19 @@ class Ladder:
         return taken
 
     def sent(self, need: int, route: Route) -> tuple[float, int, int]:
-        """Bytes of the messages that send `need` entries of a part, rounds, and capacity.
+        """Returns bytes, number and largest capacity of the messages for `need` entries.
 
-        What a transmission reports, for a Python number.
+        `need` is a Python number. `messages.transmit` reports the same bytes.
         """
         taken = self.messages_for(need, route.messages)
         capacity = max((rung.capacity for rung in taken), default=0)
         return sum(route.bytes(rung.words) for rung in taken), len(taken), capacity
 
     def bytes(self, need: Count) -> Any:
-        """Bytes of the fewest messages that send `need` entries of a part, as float32.
+        """Returns the bytes of the fewest messages for `need` entries, as float32.
 
-        What `next_message` chooses sends no more. A Python number is evaluated in
-        NumPy, so that a forecast decides as the program does.
+        The messages that `next_message` chooses have no more. A Python number is evaluated
+        in NumPy's float32, so that a forecast decides as the program does.
         """
         xp, top = numpy_of(need), np.int32(self.top)
         if isinstance(need, jax.Array):
@@ -225,7 +233,7 @@ class Ladder:
     def needed_bytes(
         self, count: jax.typing.ArrayLike, rung: jax.typing.ArrayLike
     ) -> jax.Array:
-        """Bytes that `count` entries need in the code of a rung, padding left out."""
+        """Returns the bytes that `count` entries need in a rung's code, without padding."""
         count = jnp.asarray(count, jnp.float32)
         terms = [rung.code.needed_terms(self.width) for rung in self.rungs]
         lane, each, blocks = jnp.array(terms, jnp.float32)[rung]
@@ -236,15 +244,15 @@ class Ladder:
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """How the entries of one way travel.
+    """The options of the messages of one stage, from which its ladder is built.
 
     Attributes:
-        code: How indices travel: the name of a code, or "auto" for the cheapest at each
-            message size.
+        code: The name of the index code, or "auto" for the cheapest at each message size.
         ratio: The ratio of successive message sizes; a larger one compiles faster and pads
             more.
-        capacity: Entries of the longest message, where it is known what to expect; what
-            does not fit goes in further rounds. What the module says if None.
+        capacity: The capacity of the longest message, if the number of entries is roughly
+            known. Entries that do not fit are sent in further rounds. If None, it follows
+            from the size of the array, as the docstring of this module describes.
     """
 
     code: str = "auto"
@@ -262,17 +270,17 @@ class Message:
         """Builds the ladder for parts of `width` slots.
 
         Args:
-            width: Slots in a part, a multiple of 32.
+            width: The number of slots of a part, a multiple of 32.
             unit_bytes: Bytes of one unit's value on the wire.
-            parts: How many parts a rank packs or unpacks at once.
-            units: Units of the array, where they are not as many as parts have slots.
-            share: On GPUs the longest messages of a rank, or of all, hold one unit in
+            parts: The number of parts that a rank packs or unpacks at once.
+            units: The number of units of the array; width * parts if None.
+            share: On GPUs, the longest messages of all parts together hold one unit in
                 `share`.
         """
         allowed = index_codes.parse(self.code)
         at_once = collectives.at_once()
         units = units or width * parts
-        # A message may have slots alone.
+        # unit_bytes is 0 where messages have slots and no values.
         most = max(_TOP // max(unit_bytes, 1), units // _SHARE)
         if at_once:
             most = max(ROUND // max(unit_bytes, 1), units // share)
@@ -292,7 +300,8 @@ class Message:
             is_long = at_once and 4 * words * parts > ROUND and _NEAR * wanted > top
             wanted /= min(self.ratio, _CLOSE) if is_long else self.ratio
         tile = _tile(top, unit_bytes, max(_TILES // parts, _LEAST_TILE))
-        # Of what goes to owners a rank receives no more than it sends, which is little.
+        # Pieces are for messages that go to all ranks. Messages to owners are short, and a
+        # rank receives no more of them than it sends.
         piece = max(top * share // _SHARE_OF_PIECE * unit_bytes, ROUND // parts) // 4
         pieces = piece if at_once and share < _SHARE_OF_PIECE else None
         return Ladder(width, unit_bytes, tile, tuple(reversed(rungs)), at_once, pieces)
@@ -306,14 +315,15 @@ def exactly(
     least: int | None = None,
     ratio: float = 1.2,
 ) -> Ladder:
-    """The ladder where it is known how many entries there are: one rung, for these.
+    """Builds the ladder for a known number of entries: one rung, or a few down to `least`.
 
     Args:
-        width: Slots in a part, a multiple of 32.
+        width: The number of slots of a part, a multiple of 32.
         unit_bytes: Bytes of one unit's value on the wire.
-        capacity: Entries in a message.
+        capacity: The number of entries of a message.
         codes: The index code, or "auto" for the cheapest.
-        least: The fewest entries, where there may be fewer; rungs then go down to these.
+        least: A lower bound of the number of entries, down to which there are rungs; None
+            if the number is exactly `capacity`.
         ratio: The ratio of successive rungs.
     """
     allowed = index_codes.parse(codes)
@@ -331,7 +341,7 @@ def exactly(
 
 
 def _tile(top: int, unit_bytes: int, most: int) -> int:
-    """Entries that are packed at a time: tiles of one length, and no longer than needed."""
+    """Returns the length of a tile: `top` entries in equal tiles of at most `most`."""
     numbers = max(1, unit_bytes // 4)
     tile = min(top, _multiple(max(1, min(most, _TILE_NUMBERS // numbers)), _LANES))
     tiles = -(-top // tile)
@@ -343,13 +353,13 @@ def _multiple(count: int, of: int) -> int:
 
 
 def check_capacity(name: str, capacity: int | None) -> None:
-    """Raises unless it is a number of entries, or None."""
+    """Raises unless the capacity is a positive integer or None."""
     if capacity is not None:
         arguments.check_whole(name, capacity, 1, " or None")
 
 
 def check_ratio(ratio: float) -> None:
-    """Raises unless rungs of this ratio make a ladder."""
+    """Raises unless the ratio of successive rungs is between 1.05 and 64."""
     why = (
         "It is the step from one message size to the next: a smaller one pads less in one "
         "round, and compiles longer."

@@ -1,31 +1,32 @@
 """Sends sets of units with their values, in messages of one of a few sizes.
 
-What goes over the wire is one uint32 buffer a message, so one collective:
+A message is one uint32 buffer, so that it is sent by one collective:
 
-    header   1 word: how many entries the part has in all
-    string   the bits that tell the high bits of each slot, or the bitmap
+    header   1 word: the number of entries of the part, in all rounds
+    string   the bit string of the high bits of each slot, or the bitmap
     lanes    the low 8, 16 or 32 bits of each slot, byte by byte: all lowest bytes first
     values   the units' values, in the dtype of the wire
 
-A part with more entries than the longest message holds goes in several rounds, each a run
-of ranks in the order of the slots. How many rounds, and which size each has, follows from
-the fullest part of all ranks, so all ranks agree; inside a message the header says how many
-entries are real.
+A part with more entries than the longest message holds is sent in several rounds, each with
+consecutive entries in the order of the slots. The number of rounds and the size of each
+follow from the fullest part of all ranks, so all ranks agree on them. The header of a
+message tells which of its entries are real and which are padding.
 
-Where lanes and values begin depends on the size of the message, and is looked up; what is
-compiled for each size is the collective alone.
+The offsets of lanes and values depend on the size of the message and are looked up in a
+table. So only the collective is compiled once for each size.
 
-On CPUs messages go in rounds, whose work walks over the entries a tile at a time: see
-`tiles`. On GPUs, where each turn of a loop whose length is data asks the host and waits for
-it, all parts are packed, and all messages unpacked, at once: see `at_once`. One message
-holds what there is, and a stage asks once: nothing, a message of one of the sizes, or, of
-what exceeds the longest, rounds of the longest and one message for the rest. Of numbers
-it asks before in which way messages are unpacked (`at_once.groups`).
+On CPUs messages are sent in rounds, and packed and unpacked one tile at a time: see
+`tiles`. On GPUs each turn of a loop whose length is data waits for the host, so all parts
+are packed, and all messages unpacked, at once: see `at_once`. A stage branches once, over
+the sides of a switch: nothing, one message of one of the sizes, or, where the need exceeds
+the longest, rounds of the longest and one message for the rest. For arrays of numbers it
+may branch before that over the ways in which messages are unpacked (`at_once.groups`).
 
-Where our kernels pack and unpack, each size's branch does it itself: a kernel is compiled
-once for all sizes, and no buffer has room for the longest. A long message that goes to all
-is then sent in pieces: what tells its slots, and its values in runs. A piece is unpacked
-before the next is sent, so only a piece is in memory. The bytes are those of the whole.
+Where Triton kernels pack and unpack, the branch of each size does so itself: a kernel is
+compiled once for all sizes, and no buffer needs room for the longest message. A long
+message that goes to all ranks is then sent in pieces: its header, string and lanes first,
+then runs of its values. A piece is unpacked before the next is sent, so only one piece is
+in memory. The bytes sent are those of the whole message.
 """
 
 import dataclasses
@@ -52,19 +53,20 @@ from sparsejax.wire.sizes import sender
 
 
 class Fold(NamedTuple):
-    """Takes in the entries that arrive, some at a time.
+    """A fold of the entries received: a start value, and a function that adds entries.
 
     Attributes:
-        start: The result where nothing arrives.
-        add: From a result, the number of the sender, slots int32 [k] and values [k, ...]
-            to the next result, which must vary over no other mesh axes than `start` and the
-            messages do. A slot is `width` or more where there is no entry. The
-            number of the sender is one, or int32 [k] where they are several.
-        in_order: Whether senders must follow one another: an ordered sum (`ordered`). If
-            not, `add` may be given entries of all senders at once, and the number of the
-            sender of each.
-        into: What `add` does, if the result is one array and kernels know such a thing: on
-            GPUs it is done instead. Values are cast to the dtype of the result.
+        start: The result if no entry is received.
+        add: A function of the result so far, the number of the sender, slots int32 [k] and
+            values [k, ...], which returns the next result. That may vary over no mesh axes
+            other than those of `start` and the messages. A slot of `width` or more is a
+            sentinel: no entry. The number of the sender is a scalar, or int32 [k] for
+            entries of several senders.
+        in_order: Whether senders are added in the order of their ranks: an ordered sum
+            (`ordered`). If not, `add` may be called with the entries of all senders at
+            once, and the number of the sender of each.
+        into: The same operation as `add`, in a form that kernels know, if the result is one
+            array: on GPUs it replaces `add`. Values are cast to the dtype of the result.
     """
 
     start: Any
@@ -82,20 +84,20 @@ def transmit(
     fold: Fold,
     typical: jax.Array | None = None,
 ) -> tuple[Any, Sent]:
-    """Sends every entry of every part, and folds the entries that arrive.
+    """Sends every entry of every part, and folds the entries received.
 
     Args:
         ladder: The message sizes.
-        channel: Where the messages go.
+        channel: The channel that sends the messages.
         slots: The slots of each part that this rank sends.
         source: The values of the slots.
-        need: The count of the fullest part of all ranks, equal on all of them.
-        fold: What is made of the entries that arrive.
-        typical: float32 [k], equal on all ranks: the counts to compute the payload from;
-            if None, those that the messages received name.
+        need: int32 [], the entries of the fullest part of all ranks, equal on all ranks.
+        fold: The fold of the entries received.
+        typical: float32 [k], equal on all ranks: the counts from which the payload is
+            computed; if None, the counts in the headers of the messages received.
 
     Returns:
-        The result of the fold, and what was sent.
+        The result of the fold, and the bytes, rounds and counts of the stage.
     """
     stage = _Transmission.of(ladder, channel, slots, source, fold)
     if ladder.at_once:
@@ -106,13 +108,13 @@ def transmit(
         first, carry, sums, _ = state
         rung, length = stage.ladder.next_message(need - first, stage.channel.route.messages)
         here = first, length, rung
-        # The rows of a message are cut out by kernels of one shape each: see `heads`.
+        # Rows are sliced with these numbers, so that one kernel slices all: see `heads`.
         rows = unseen_numbers(len(slots.counts))
         buffer = lax.switch(rung, senders, stage.pack_tiles(*here), *rows)
         message, counts = stage.received(buffer)
         carry = stage.unpack_tiles(message, counts, *here, carry)
         payload = stage.payload(counts if typical is None else typical, *here)
-        # One array: three sums, of which the first two follow the rung.
+        # wire, payload and rounds in one array, so that the loop carries and adds one.
         waits = np.float32(stage.channel.route.waits)
         more = [jnp.asarray(stage.wire_bytes)[rung], payload, waits]
         return first + length, carry, sums + jnp.stack(more), counts
@@ -130,15 +132,15 @@ def transmit(
 
 @dataclasses.dataclass(frozen=True)
 class _Transmission:
-    """One stage of an exchange: what is fixed when traced, and what this rank sends.
+    """One stage of an exchange: static properties, and the entries that this rank sends.
 
     Attributes:
-        form: Where the parts of a message are.
-        channel: Where the messages go.
+        form: The offsets of the parts of a message, for each rung.
+        channel: The channel that sends the messages.
         slots: The slots of each part that this rank sends.
         source: The values of the slots.
-        fold: What is made of the entries that arrive.
-        axes: Over which messages vary.
+        fold: The fold of the entries received.
+        axes: The mesh axes over which messages vary.
     """
 
     form: Form
@@ -164,59 +166,59 @@ class _Transmission:
 
     @functools.cached_property
     def wire_bytes(self) -> np.ndarray:
-        """float32 [rungs], what one rank sends in whole messages of each size."""
+        """float32 [rungs], the bytes that one rank sends in messages of each size."""
         sizes = [rung.words for rung in self.ladder.rungs]
         return np.array([self.channel.route.bytes(words) for words in sizes], np.float32)
 
     @property
     def received_axes(self) -> frozenset[str]:
-        """The axes over which messages that arrive vary."""
+        """The mesh axes over which received messages vary."""
         return self.axes - self.channel.same
 
     @property
     def start(self) -> Any:
-        """The result where nothing arrives."""
+        """The start of the fold, typed as varying over `received_axes`."""
         return as_varying(self.fold.start, self.received_axes)
 
     @property
     def senders(self) -> list[Callable[..., jax.Array]]:
-        """From messages to those received, at each rung."""
+        """For each rung, the branch that sends messages of its size: see `sizes.sender`."""
         rungs, parts = self.ladder.rungs, len(self.slots.counts)
         return [sender(self.channel, rung.words, parts) for rung in rungs]
 
     def received(self, buffer: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The messages that arrived, and how many entries each source has in all."""
+        """Returns the messages received, and the number of entries of each source."""
         received = self.channel.received(buffer[: self.channel.sources])
         return received, lax.bitcast_convert_type(received[:, 0], jnp.int32)
 
     def pack_whole(self, numbers, at=0, words=None, ends=None) -> jax.Array:
-        """This rank's messages: a run of ranks of each part, all parts at once."""
+        """Packs this rank's messages, consecutive entries of each part, all at once."""
         spec = dataclasses.replace(self.form.spec, at=at, end=words)
         message = at_once.pack(spec, self.slots, self.source, numbers, ends)
         missing = self.form.rows - len(self.slots.counts)
         return as_varying(jnp.pad(message, ((0, missing), (0, 0))), self.axes)
 
     def pack_tiles(self, first, length, rung) -> jax.Array:
-        """This rank's messages: a run of ranks of each part, tile by tile."""
+        """Packs this rank's messages, consecutive entries of each part, tile by tile."""
         run = tiles.TileRun(first, length, self.form.places(rung))
         return tiles.pack(self.form, self.slots, self.source, run, self.axes)
 
     def unpack_tiles(self, message, counts, first, length, rung, carry) -> Any:
-        """What the fold makes of messages that arrived, and their counts."""
+        """Folds the entries of the messages received into `carry`, tile by tile."""
         run = tiles.TileRun(first, length, self.form.places(rung))
         return tiles.unpack(self.form, message, counts, run, self.fold, carry)
 
     def payload(self, expected, first, length, rung) -> jax.Array:
-        """Bytes that a run of the entries of each part needed."""
+        """Returns the bytes that entries `first` to `first + length` of parts need."""
         here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
         return self.channel.route.messages * jnp.mean(self.ladder.needed_bytes(here, rung))
 
     def at_once(self, need, typical) -> tuple[Any, Sent]:
-        """One message, whole, and rounds of the longest before it where there is more.
+        """Sends rounds of the longest message, if needed, and then one message.
 
-        The first message is packed before the host is asked which sizes are sent. Which
-        program unpacks the last one is asked before which size it has, where there are
-        several (`at_once.groups`).
+        The first message is packed before the switch over sizes, for which the host waits.
+        Where there are several ways to unpack the last one (`at_once.groups`), a switch
+        over these encloses that over sizes.
         """
         if at_once.in_branches(self.form, self.channel.sources, self.fold):
             return self.in_branches(need, typical)
@@ -231,19 +233,22 @@ class _Transmission:
         return result, self._sent_at_once(lengths, counts, typical)
 
     def of_group(self, lengths, group, message) -> tuple[Any, jax.Array]:
-        """The result, and each sender's count, by a switch over the sides of a group.
+        """Sends and unpacks messages by a switch over the sides of one group of sizes.
 
-        The first side of all sends nothing. The next, one for each rung, send one message.
-        The last sends rounds of the longest, which it packs and unpacks, and one for the
-        rest.
+        Of all groups, the first side sends nothing. The next sides, one for each rung, send
+        one message. The last side packs, sends and unpacks rounds of the longest, and sends
+        one message for the rest.
 
         Args:
-            lengths: What is sent.
-            group: Of `at_once.groups`.
-            message: This rank's.
+            lengths: The lengths of the messages.
+            group: One of `at_once.groups`.
+            message: uint32 [rows, room], this rank's first messages.
+
+        Returns:
+            The result of the fold, and the number of entries of each sender.
         """
         top, room, senders = self.ladder.top, group.form.room, self.senders
-        # XLA would make zeros, of which it knows, once more on every side.
+        # Without the barrier XLA recomputes a constant start, such as zeros, on every side.
         start = lax.optimization_barrier(self.start)
         cut = lambda send: lambda message, start: (send(message)[:, :room], start)
         unpack = functools.partial(group.unpack, group.form)
@@ -262,7 +267,7 @@ class _Transmission:
                 run = at_once.run_of(first, np.int32(top), longest)
                 carry = unpack(arrived, run, self.fold, carry, 0)
                 first, left = first + top, lengths.need - first - top
-                # Only what is then the rest goes in a shorter one.
+                # Only the last message, for the rest, may be shorter.
                 places = jnp.where(left > top, longest, lengths.last_places)
                 run = at_once.run_of(first, jnp.minimum(left, top), places)
                 return first, carry, self.pack_whole(run)
@@ -282,10 +287,11 @@ class _Transmission:
         return unpack(arrived, lengths.numbers, self.fold, carry, at), counts
 
     def in_branches(self, need, typical) -> tuple[Any, Sent]:
-        """The same, where one kernel packs messages of all sizes, and one unpacks them.
+        """Does as `at_once`, where one kernel packs messages of all sizes and one unpacks.
 
-        A side packs what it sends, and unpacks a piece before the next is sent: nothing has
-        room for the longest message, and sides are kernels that are compiled once.
+        Each side of the switch packs its own messages, and unpacks a piece before the next
+        is sent. So no buffer has room for the longest message, and all sides share kernels
+        that are compiled once.
         """
         form, ends = self.form, at_once.ends_of(self.slots)
         ladder, lengths = self.ladder, Lengths.of(form, need)
@@ -298,17 +304,17 @@ class _Transmission:
             return carry, as_varying(counts, self.received_axes)
 
         def several(carry, numbers):
-            told = Lengths(numbers)
+            given = Lengths(numbers)
 
             def turn(state):
                 first, carry = state
-                carry, _ = takers[-1](carry, told.of_round(first))
-                return first + told.longest, carry
+                carry, _ = takers[-1](carry, given.of_round(first))
+                return first + given.longest, carry
 
-            more = lambda state: told.need - state[0] > told.longest
+            more = lambda state: given.need - state[0] > given.longest
             _, carry = lax.while_loop(more, turn, (jnp.int32(0), carry))
             finals = [takers[number] for number in ladder.finals]
-            return lax.switch(told.final, finals, carry, numbers)
+            return lax.switch(given.final, finals, carry, numbers)
 
         sides = [nothing, *alone, several]
         start = lax.optimization_barrier(self.start)
@@ -321,12 +327,16 @@ class _Transmission:
     def taker(
         self, number: int, ends: jax.Array, alone: bool
     ) -> Callable[..., tuple[Any, jax.Array]]:
-        """From a result to the next, and each sender's count, by a message of a rung.
+        """Makes a function that packs, sends and unpacks one message of a rung.
 
         Args:
-            number: The rung.
-            ends: See `at_once.ends_of`.
-            alone: Whether no other message comes before.
+            number: The number of the rung.
+            ends: The result of `at_once.ends_of`.
+            alone: Whether it is the only message of the stage.
+
+        Returns:
+            A function of the result so far and the numbers of `Lengths`, which returns the
+            next result and the number of entries of each sender.
         """
         rung, pieces = self.ladder.rungs[number], self.form.pieces(number)
         bitmaps = alone and at_once.are_bitmaps(self.form, rung, self.fold)
@@ -339,14 +349,14 @@ class _Transmission:
             at, head = Lengths(numbers).at_last, None
             message = self.pack_whole(numbers, at, rung.words, ends)
             spec = at_once.spec_of(self.form, self.fold, at, bitmaps)
-            # What is cut out of an array as it is, is copied, by no kernel of its own.
+            # A slice of an array that is already in memory is a copy, not another kernel.
             (message,) = together(message)
             for piece in pieces:
                 words = receive(message[:, piece.words])
                 head = head or at_once.Head.of(words, numbers, spec)
                 received = piece, head, words, numbers
                 carry = at_once.unpack_piece(*received, self.fold, carry)
-                # Else XLA would have all pieces there at the same time.
+                # Without the barrier XLA could hold all pieces in memory at the same time.
                 carry, message = together(carry, message)
             assert head is not None
             return carry, head.counts
@@ -354,11 +364,18 @@ class _Transmission:
         return take
 
     def _sent_at_once(self, lengths, counts, typical, pieces=None):
-        """What was sent: rounds of the longest, and a last message; in pieces, if any."""
+        """Returns the bytes, rounds and counts of a stage that sends all at once.
+
+        Args:
+            lengths: The lengths of the messages.
+            counts: int32 [sources], the number of entries of each source.
+            typical: The counts for the payload, as for `transmit`.
+            pieces: The pieces of the messages of each rung; None if messages are not split.
+        """
         ladder, expected = self.ladder, counts if typical is None else typical
         sent, longest = self.wire_bytes, np.int32(len(ladder.rungs) - 1)
         before = lax.div(lengths.first, np.int32(ladder.top))
-        # All but the last message are full of what there is of a part.
+        # The messages before the last one hold the first `lengths.first` entries of a part.
         payload = ladder.needed_bytes(jnp.minimum(expected, lengths.first), longest)
         headers = (before - 1) * ladder.needed_bytes(jnp.float32(0), longest)
         payload = self.channel.route.messages * (jnp.mean(payload) + headers)
@@ -371,7 +388,7 @@ class _Transmission:
             cost = lambda piece: self.channel.route.bytes(words(piece))
             sent = np.array([sum(map(cost, each)) for each in pieces], np.float32)
             counts_of = np.array([len(each) for each in pieces], np.float32)
-            # One table: a look into each would be a kernel of its own.
+            # One table, since a lookup in each of two would be a kernel of its own.
             last, more = jnp.asarray(np.stack([sent, counts_of]))[:, lengths.rung]
             follow = before * counts_of[-1] + more
         wire = before * sent[-1] + last

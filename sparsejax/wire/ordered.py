@@ -1,23 +1,23 @@
-"""Which sums over senders are ordered sums.
+"""The choice between ordered sums over senders and sums in any order.
 
-An ordered sum adds floating-point numbers in a fixed order, so each run has the same bits;
-how, and why a scatter-add on a GPU is none, is in `pallas_kernels.reference.ordered`. Where
-an owner adds up what several senders have sent, it adds them
+An ordered sum adds floating-point numbers in a fixed order, so each run gives equal bits.
+`pallas_kernels.reference.ordered` describes how, and why a scatter-add on a GPU is not
+ordered. An owner that adds up the entries of several senders adds them
 
-    always in order       where another manual mesh axis holds copies of what is summed:
-                          each copy has an owner of its own, and all owners must come to the
-                          same bits
-    by default in order   from up to `MOST_SENDERS` senders; `deterministic=True` says so
-                          for any number, `deterministic=False` for none
+    always in order       where another manual mesh axis holds copies of the gradient: each
+                          copy has an owner of its own, and all of these owners must compute
+                          the same bits
+    by default in order   from up to `MOST_SENDERS` senders; with `deterministic=True` from
+                          any number of senders, with `deterministic=False` from none
     in any order          otherwise, on GPUs: by atomic additions
 
-Only owners choose. Schemes without them add in order always, and so does a rank that adds
-up entries of its own. On CPUs all sums are ordered.
+Only owners have this choice. Schemes without owners always add in order, and so does a rank
+that adds up its own entries. On CPUs all sums are ordered.
 
-`MOST_SENDERS` comes from the count of a step on H200s (`benchmarks.device`): a sender costs
-a launch of 3 us, and few bytes; 32 of them cost 0.08 to 0.13 ms. At 400 Gbit/s that is
-1.6% of the exchange of the paper's LSTM and 4.4% of that of 128 million numbers; 64 would
-be 8.7% of the latter. `tests/bench/device` holds the limit of 5% to the record.
+`MOST_SENDERS` is from counts of a step on H200s (`benchmarks.device`): each sender costs a
+launch of 3 us and few bytes, so 32 senders cost 0.08 to 0.13 ms. At 400 Gbit/s that is 1.6%
+of the exchange of the paper's LSTM and 4.4% of that of 128 million numbers; 64 senders
+would be 8.7% of the latter. `tests/bench/device` holds the recorded cost to a limit of 5%.
 """
 
 from collections.abc import Sequence
@@ -37,47 +37,48 @@ from sparsejax.errors import ArgumentError
 from sparsejax.wire.collectives import Wire
 
 
-# Up to this many senders are added in order where nobody says otherwise.
+# The most senders whose entries are added in order where `deterministic` is None.
 MOST_SENDERS = 32
 
 
 def is_ordered(wire: Wire, over: frozenset[str]) -> bool:
-    """Whether what the ranks of a wire send to an owner is added in order.
+    """Returns whether an owner adds up the entries of several ranks in order.
 
     Args:
         wire: The ranks.
-        over: The mesh axes over which what they send varies.
+        over: The mesh axes over which these entries vary.
     """
     if copies(wire, over):
-        return True  # `check` refuses to leave it out
+        return True  # `check` has raised for deterministic=False
     if wire.deterministic is None:
         return wire.ranks <= MOST_SENDERS
     return wire.deterministic
 
 
 def copies(wire: Wire, over: frozenset[str]) -> tuple[str, ...]:
-    """The manual axes that hold copies of a sum: other axes, over which it does not vary.
+    """Returns the other manual axes over which a sum does not vary: they hold copies of it.
 
-    With checking off no type says over which axes anything varies, and each of them may.
+    Where VMA is not checked, types do not tell over which axes an array varies, so any
+    other axis may hold copies.
 
     Args:
         wire: The ranks.
-        over: The mesh axes over which what is summed varies.
+        over: The mesh axes over which the summed array varies.
     """
     others = set(manual_axes()) - set(axis_names(wire.axis)) - over
     return tuple(name for name in sorted(others) if lax.axis_size(name) > 1)
 
 
 def check_placed(wire: Wire, over: frozenset[str], by: str) -> None:
-    """Raises where sums must be ordered, and threads of a GPU place what is summed.
+    """Raises if sums must be ordered, but a GPU's threads choose the order of entries.
 
-    What is sent in one round of an exchange, and what in the next, then differs from run to
-    run and from copy to copy, and with it the order of additions.
+    Which entries are sent in which round then differs from run to run and from copy to
+    copy, and with it the order of additions.
 
     Args:
         wire: The ranks.
-        over: The mesh axes over which what they send varies.
-        by: What places it.
+        over: The mesh axes over which the entries vary.
+        by: The name of what orders the entries, for the error message.
     """
     if wire.at_once and (wire.deterministic or copies(wire, over)):
         raise ArgumentError(
@@ -89,13 +90,13 @@ def check_placed(wire: Wire, over: frozenset[str], by: str) -> None:
 
 
 def check(wire: Wire, paths: Sequence[str], leaves: Sequence[Any], what: str) -> None:
-    """Raises where sums have copies that `deterministic=False` would let diverge.
+    """Raises if `deterministic=False` would let copies of a sum diverge.
 
     Args:
         wire: The ranks.
         paths: The paths of the leaves.
-        leaves: What is summed.
-        what: The call as the user knows it.
+        leaves: The gradients to sum.
+        what: The name of the call in the user's code, for the error message.
     """
     if wire.deterministic is not False:
         return

@@ -1,9 +1,9 @@
-"""Which sizes a message may have, and a message of one of them.
+"""The sizes that a message may have, and sending a message of one of these sizes.
 
-Buffers have the length that is known when a program is traced: room for all that may have
-to be sent. What is sent is known when it runs. So there are a few sizes to choose from,
-each a branch of the program that holds little but its collective, and all ranks take the
-smallest that fits the fullest message, on whose need they agreed.
+The length of a buffer is fixed at trace time, with a capacity for the most that may have to
+be sent. The number of entries to send is known only at run time. So a program has a branch
+for each of a few sizes, which holds little more than its collective. All ranks take the
+smallest size that holds the fullest message, whose need they have agreed on.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ Count = jax.Array | np.integer | int
 
 
 def numpy_of(count: Count) -> Any:
-    """The NumPy in which a count is treated: JAX's for an array of JAX."""
+    """Returns `jax.numpy` for a JAX array, and `numpy` for a Python or NumPy number."""
     return jnp if isinstance(count, jax.Array) else np
 
 
@@ -35,9 +35,9 @@ class Sizes:
     """The sizes that a message may have.
 
     Attributes:
-        rooms: For how many entries there is room, ascending.
-        one_by_one: Whether a need is compared with them one by one: on GPUs a sum of more
-            than a few comparisons is a kernel of its own.
+        rooms: The capacities, in entries, ascending.
+        one_by_one: Whether a need is compared with one capacity at a time: on GPUs a
+            vectorized comparison and its sum would be a kernel of its own.
     """
 
     rooms: tuple[int, ...]
@@ -45,22 +45,22 @@ class Sizes:
 
     @classmethod
     def up_to(cls, most: int, ratio: float, count: int) -> "Sizes":
-        """At most `count` sizes, each `ratio` times the one before, the last `most`."""
+        """Makes at most `count` sizes, each `ratio` times the previous, up to `most`."""
         rooms = {max(1, math.ceil(most / ratio**step)) for step in range(count)}
         return cls(tuple(sorted(rooms)))
 
     @classmethod
     def down_to_share(cls, most: int, ranks: int) -> "Sizes":
-        """Sizes from `most` down to less than an n-th of it, where parts may be uneven.
+        """Makes sizes from `most` down to less than most / ranks, for parts of any balance.
 
         Args:
-            most: Entries that a message may have, all that a rank has.
-            ranks: Among how many messages they are divided.
+            most: The most entries of a message: all entries of a rank.
+            ranks: The number of messages among which these are divided.
         """
         return cls.up_to(most, 2**0.5, 2 * math.ceil(math.log2(ranks)) + 2)
 
     def number(self, need: Count) -> Any:
-        """The number of the smallest that holds `need` entries; the last if none does."""
+        """Returns the number of the smallest size for `need` entries, or of the largest."""
         xp = numpy_of(need)
         if self.one_by_one:
             rooms = map(np.int32, self.rooms)
@@ -71,18 +71,19 @@ class Sizes:
 
 
 def sender(channel: Channel, words: int, count: int) -> Callable[..., jax.Array]:
-    """A branch that sends the first words of each message: the size with that many.
+    """Makes the branch for one size, which sends the first words of each message.
 
     Args:
-        channel: Where the messages go.
-        words: How many words.
-        count: How many messages this rank sends.
+        channel: The channel that sends the messages.
+        words: The number of words of a message of this size.
+        count: The number of messages that this rank sends.
 
     Returns:
-        From uint32 [rows, room], this rank's messages in the first rows, and what
-        `collectives.unseen_numbers` returns, if anything, to those received, in as much
-        room. In rounds they are written over what was sent, if there is a row for each;
-        else, and at once, where a branch would copy that buffer, into zeros.
+        A function of uint32 [rows, room], with this rank's messages in the first rows, and
+        of the scalars of `collectives.unseen_numbers`. It returns the messages received, in
+        rows of the same length. In rounds these overwrite the messages sent, if the buffer
+        has a row for each source. Otherwise they are padded with zeros, as they are when
+        all is sent at once, where a branch would copy the buffer.
     """
 
     def send(messages, *rows):
@@ -104,18 +105,18 @@ def send_heads(
     number: jax.Array,
     count: int,
 ) -> jax.Array:
-    """Sends the first words of each message, as many as one of several sizes has.
+    """Sends the first words of each message, in one of several sizes.
 
     Args:
-        channel: Where the messages go.
-        messages: uint32 [rows, room, ...], this rank's in the first rows.
-        words: The sizes, each at most `room`.
-        number: Which of them, equal on all ranks.
-        count: How many messages this rank sends.
+        channel: The channel that sends the messages.
+        messages: uint32 [rows, room, ...], with this rank's messages in the first rows.
+        words: The sizes in words, each at most `room`.
+        number: The index of the size to send, equal on all ranks.
+        count: The number of messages that this rank sends.
 
     Returns:
-        uint32 [sources, room, ...], the messages received; after the words that were sent
-        anything, or zeros where `messages` has fewer rows than there are sources.
+        uint32 [sources, room, ...], the messages received. The words after those sent are
+        unspecified, or zeros where `messages` has fewer rows than there are sources.
     """
     rows = collectives.unseen_numbers(count)
     senders = [sender(channel, size, count) for size in words]

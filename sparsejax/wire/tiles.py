@@ -1,15 +1,15 @@
-"""Messages packed and unpacked tile by tile, a part after another: for CPUs.
+"""Packs and unpacks messages tile by tile, one part after another: for CPUs.
 
-What is in a message is said in `messages`. The work walks over the entries of one part
-after another, a tile at a time, so its cost follows the number of entries and not the room
-for them. Tiles are written last to first: the bytes with which a whole tile runs over the
-end of its lanes lie in the values of earlier entries, which are written after them.
+`messages` describes the format. The loops go over the entries of one part after another, a
+tile at a time, so their cost grows with the number of entries and not with the capacity.
+Tiles are written from last to first: a whole tile may write past the end of its lanes, into
+the values of earlier entries, which are written afterwards.
 
-A set that is sent and a string that arrives are both bits of one part, searched for the
-bits of a run of ranks. All searches of an exchange's sets, on its way out and back, of one
-part or of many, have the same shapes, so XLA compiles their kernels once; so have those of
-its strings, which are as long as those of sets where a message may be a bitmap. (All parts
-at once took two fifths more kernels. A string in as many words as a set is searched in
+Both a set to send and a string received are the bits of one part, in which the bits of
+consecutive ranks are searched. All searches in sets have the same shapes, in push and pull,
+for one part or many, so XLA compiles their kernels once. So have all searches in strings,
+which are as long as sets where a message may be a bitmap. (Packing all parts at once took
+two fifths more kernels. Searching a string that is padded to the length of a set takes
 twice the time.)
 """
 
@@ -32,12 +32,12 @@ from sparsejax.wire.formats import Form, Places
 
 
 class TileRun(NamedTuple):
-    """Which ranks of each part a message has, and where: the same for all parts.
+    """The ranks of the entries of a message, and its offsets: the same for all parts.
 
     Attributes:
-        first: The first of them.
-        length: How many there are at most.
-        row: The places of the parts of the message, as of `Form.places`.
+        first: int32 [], the rank of the first entry in the order of the slots of a part.
+        length: int32 [], the most entries of a message.
+        row: int32 [places], the offsets of the parts of the message: see `Form.places`.
     """
 
     first: jax.Array
@@ -48,7 +48,7 @@ class TileRun(NamedTuple):
 def pack(
     form: Form, slots: Slots, source: Source, run: TileRun, axes: frozenset[str]
 ) -> jax.Array:
-    """Writes a run of ranks of each part into a message of its own; see `at_once.pack`."""
+    """Packs a run of entries of each part into one message each; see `at_once.pack`."""
     tile = form.ladder.tile
     plain = lambda *given: without_types(given, axes)
     words, counts, first, length, row = plain(*slots, *run)
@@ -64,7 +64,7 @@ def pack(
         def one_tile(state):
             number, message = state
             at = number * tile
-            # Added up here: what is searched for is one number, as where it is read.
+            # The sum is taken here, so that `_search` has one number, as in `unpack`.
             begin = first + at
             found = alone(number, lambda: _search(index, begin, tile))
 
@@ -82,7 +82,7 @@ def pack(
                 message = put(message, words, begin=begin + is_sent * (at >> 2))
             words = form.to_words(values.astype(form.dtype)[None])
             message = put(message, words, begin=places.values + form.unit_words(at))
-            # Last: XLA copies a message that is scattered into and then written again.
+            # The bits are last: XLA copies a message if a write follows a scatter into it.
             return number - 1, formats.mark(message, part, places, found, at, here)
 
         header = lax.bitcast_convert_type(count, jnp.uint32)[None, None]
@@ -94,10 +94,10 @@ def pack(
 
 
 def _each(count, one, start):
-    """Applies `one` to (number, result) for each number below a count, as one program.
+    """Applies `one` to (number, result) for each number below a count, in a loop.
 
-    How many there are is kept from XLA, which makes a loop of a single turn a part of what
-    is around it, and then has other kernels to compile for one part than for several.
+    A barrier hides the count from XLA. Otherwise XLA would inline a loop of a single turn
+    into its surroundings, and compile other kernels for one part than for several.
     """
     (count,) = lax.optimization_barrier((jnp.int32(count),))
     _, result = lax.while_loop(lambda state: state[0] < count, one, (jnp.int32(0), start))
@@ -111,7 +111,7 @@ def _from_last(entries, tile, one_tile, start):
 
 
 def _search(index, first, tile):
-    """The positions of the bits of ranks first, first + 1, ...: int32 [tile]."""
+    """Returns the positions of the bits of ranks first, first + 1, ...: int32 [tile]."""
     return bits.select(index, first[None], length=tile)[0]
 
 
@@ -123,9 +123,9 @@ def unpack(
     fold: Any,
     carry: Any,
 ) -> Any:
-    """Folds the entries of the messages received, in turn; see `at_once.unpack`."""
+    """Folds the entries of the messages received, in order; see `at_once.unpack`."""
     ladder, tile = form.ladder, form.ladder.tile
-    # What vary are the messages, or what a fold has in hand: a rank's own places.
+    # The messages vary, and so may the carry, such as places that differ by rank.
     types = jax.tree.map(varying_axes, carry)
     axes = frozenset[str]().union(varying_axes(message), *jax.tree.leaves(types))
     plain = lambda *given: without_types(given, axes)
@@ -137,7 +137,7 @@ def unpack(
         index = bits.rank_index(cut(1, form.longest)[0], lanes=tile)
         here = jnp.clip(at_number(counts, sender) - first, 0, length)
 
-        # From the last, as where they are packed: it is the same loop.
+        # From the last tile to the first, as in `pack`.
         def one_tile(state):
             number, carry = state
             at = number * tile

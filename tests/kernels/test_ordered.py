@@ -178,8 +178,10 @@ def test_senders_are_added_in_their_order(senders):
 
 def test_places_that_are_left_out_are_apart():
     places = np.array([[0, 5, 9, 2], [5, 5, 5, 1]], np.int32)
-    np.testing.assert_array_equal(ordered.apart(places, 5), [[0, 6, 7, 2], [5, 6, 7, 1]])
+    np.testing.assert_array_equal(
+        ordered.unique_places(places, 5), [[0, 6, 7, 2], [5, 6, 7, 1]]
+    )
     # Where int32 ends, so do they.
     most = 2**31 - 1
-    found = np.asarray(ordered.apart(np.full(4, most, np.int32), most - 1))
+    found = np.asarray(ordered.unique_places(np.full(4, most, np.int32), most - 1))
     assert ((found >= most - 1) & (found <= most)).all()

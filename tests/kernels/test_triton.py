@@ -127,13 +127,13 @@ MUTANTS = {
     ),
     "a program's last word is not written": (
         "messages.py",
-        "(rank + 1 == here) | (number + 1 == FORM.block) | (behind != word)",
-        "(rank + 1 == here) | (behind != word)",
+        "(rank + 1 == here) | (number + 1 == FORM.block) | (following != word)",
+        "(rank + 1 == here) | (following != word)",
     ),
     "the last word of a string is not written": (
         "messages.py",
-        "(rank + 1 == here) | (number + 1 == FORM.block) | (behind != word)",
-        "(number + 1 == FORM.block) | (behind != word)",
+        "(rank + 1 == here) | (number + 1 == FORM.block) | (following != word)",
+        "(number + 1 == FORM.block) | (following != word)",
     ),
     "bits are stored, not added": (
         "messages.py",
@@ -197,12 +197,12 @@ MUTANTS = {
     ),
     "values are cleared, the rest is not": (
         "messages.py",
-        "(word < end) & ((word < values) | (word >= behind))",
+        "(word < end) & ((word < values) | (word >= values_end))",
         "(word < end) & (word >= values)",
     ),
     "what is behind the values is not cleared": (
         "messages.py",
-        "(word < end) & ((word < values) | (word >= behind))",
+        "(word < end) & ((word < values) | (word >= values_end))",
         "(word < end) & (word < values)",
     ),
     "half a word is not cleared": (

@@ -64,7 +64,7 @@ def test_totals_are_those_of_numpy(size):
 def test_places_that_are_apart_end_where_int32_does():
     size = 2**31 - 3
     real = np.array([True, False, False, False, False])
-    places = np.asarray(bits.apart(jnp.arange(5), real, size))
+    places = np.asarray(bits.unique_places(jnp.arange(5), real, size))
     np.testing.assert_array_equal(places, [0, size + 1, size + 2, size + 2, size + 2])
 
 

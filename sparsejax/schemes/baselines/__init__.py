@@ -1,1 +1,1 @@
-"""Schemes that the papers compare with."""
+"""Schemes with which the papers compare theirs."""

@@ -1,13 +1,13 @@
-"""OmniReduce: only blocks with anything in them are sent, to aggregators and back.
+"""OmniReduce: blocks that are not zero are sent to aggregators, and the sums back.
 
-Fei et al., SIGCOMM 2021. The array is cut into blocks of 256 numbers. A block without a
-non-zero number is not sent; one that is sent takes a single index. Aggregators own equal
-ranges of blocks: so they are as unevenly loaded as the gradient is skewed. What goes over
-the wire is in `owners`, with a block for a unit.
+Fei et al., SIGCOMM 2021. The array is cut into blocks of 256 numbers. A block of zeros is
+not sent; a block that is sent takes a single index. Aggregators own equal ranges of blocks,
+so their loads are as uneven as the gradient is skewed. `owners` describes the messages, in
+which a block is a unit.
 
-Against the authors' program: any dtype; numbers below a threshold are not set to zero, so
-the sum is exact; and each message has as much room as the fullest, where theirs waits for
-the next non-zero block of any worker.
+It differs from the authors' program in three ways. Any dtype is supported. Numbers below a
+threshold are not set to zero, so the sum is exact. Each message has the capacity of the
+fullest, where theirs waits for the next non-zero block of any worker.
 """
 
 import dataclasses
@@ -93,13 +93,13 @@ class OmniReduce(SparseScheme):
         return base.Reduced(total, None, state, traffic)
 
     def rows(self, tables, wire):
-        """Listed rows by the aggregators of their ranges; a block is a row."""
+        """Sums listed rows by the aggregators of their ranges; each row is a block."""
         ranges = Contiguous(self.aggregators)
         return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), ranges)
 
     def forecast(self, load):
         ranges = Contiguous(self.aggregators)
-        # With fewer aggregators than ranks each has more than a rank's share.
+        # With fewer aggregators than ranks, each owns more than one rank's share.
         share = max(1.0, load.ranks / (self.aggregators or load.ranks))
         skews = [max(skew, share) for skew in (load.skewness, load.sum_skewness)]
         if load.listed:
@@ -107,12 +107,12 @@ class OmniReduce(SparseScheme):
             return owners_forecast.of_rows(load, ranges, self.wire_dtype)
         units = self._units(load.numbers)
         blocks = -(-load.units // units)
-        # As if units fell into blocks at random; where they lie together it is less.
+        # Units are assumed to be in random blocks; clustered units take fewer blocks.
         counts = tuple(
             -blocks * math.expm1(units * math.log1p(-min(c / load.units, 1 - 1e-12)))
             for c in load.counts
         )
-        # Where a range is full of blocks it cannot be fuller.
+        # A range cannot have more non-zero blocks than it has blocks.
         most = [share * max(1.0, blocks / max(c, 1e-9)) for c in (counts[0], counts[-1])]
         whole = dataclasses.replace(
             load,
@@ -125,7 +125,7 @@ class OmniReduce(SparseScheme):
         return owners_forecast.forecast(whole, ranges, self._push_pull)
 
     def _units(self, width):
-        """Units in a block; where a unit is larger than a block, it is one."""
+        """Returns the number of units in a block, at least one."""
         return max(1, self.block // width)
 
     @property

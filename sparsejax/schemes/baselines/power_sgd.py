@@ -2,21 +2,21 @@
 
 On the wire, for matrices M [n, m] of one shape, r their rank: two dense sums,
 
-    sum of M_i Q       n r numbers, of which an orthonormal basis P [n, r] is made
+    sum of M_i Q       n r numbers, from which an orthonormal basis P [n, r] is computed
     sum of M_i^T P     m r numbers: the next Q, and the total is P Q^T
 
-All-reduces, with no indices and of one size, so it is fast wherever all-reduce is. The
-total is the projection of the sum on the columns of P, which are the same on all ranks: so
-each rank leaves out M_i - P (M_i^T P)^T, exactly what is missing of its own, and where the
-paper subtracts the mean of all ranks a rank's residual here is the smaller one. Q is kept
-for the next step (the paper's warm start): gradients of two steps resemble one another, so
-that over steps the iteration converges to their largest singular vectors.
+Both are all-reduces of a fixed size without indices, so it is fast wherever all-reduce is.
+The total is the projection of the sum on the columns of P, which are the same on all ranks.
+So each rank leaves out M_i - P (M_i^T P)^T, exactly its own part of what is missing. The
+paper subtracts the mean of all ranks, which leaves larger residuals. Q is kept for the next
+step (the paper's warm start): gradients of successive steps are similar, so over steps the
+iteration converges to their largest singular vectors.
 
-A leaf of several axes is a matrix cut where rows and columns together are fewest. A leaf
-that this does not make half as large is summed densely.
+A leaf of several axes is cut into rows and columns where their sum is least. A leaf whose
+factors are more than half as large as the leaf is summed densely.
 
-A matrix with a number that is not finite comes out as NaN, and leaves nothing and Q as it
-was: no later step suffers.
+The total of a matrix with a number that is not finite is NaN. Nothing is left out then, and
+Q stays as it was, so later steps are not affected.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ class PowerSGDState(NamedTuple):
     """State of PowerSGD.
 
     Attributes:
-        right: float32 or wider [matrices, m, r], the Q of each matrix, its columns of
-            length 1; the same on all ranks.
+        right: float32 or wider [matrices, m, r], the Q of each matrix, with columns of
+            norm 1 after the first step; the same on all ranks.
     """
 
     right: jax.Array
@@ -84,7 +84,7 @@ class PowerSGD(base.LossyScheme):
         arguments.check_whole("rank", self.rank, 1)
 
     def suits(self, shape):
-        # Both factors have to be half of their product.
+        # Both factors together must have at most half as many numbers as the leaf.
         n, m = as_matrix(shape)
         return 2 * self.rank * (n + m) <= n * m
 
@@ -102,17 +102,18 @@ class PowerSGD(base.LossyScheme):
         n, m = as_matrix(x.shape[1:])
         matrices = x.dense().reshape(-1, n, m)
         left, pushed = wire.psum(_times(matrices, state.right))
-        # Householder's, so that it is orthonormal even where the sum has a lower rank. Of
-        # what is not finite nothing is made: some libraries do not return from that.
+        # Householder's QR is orthonormal even where the sum has a lower rank. Matrices
+        # that are not finite are replaced: with them some LAPACK libraries do not return.
         finite = jnp.isfinite(left).all((1, 2), keepdims=True)
         basis = jnp.linalg.qr(jnp.where(finite, left, 0))[0]
         mine = _times(matrices.mT, basis)
         right, pulled = wire.psum(mine)
         finite &= jnp.isfinite(right).all((1, 2), keepdims=True)
-        # A direction in which there was nothing is looked into once more.
+        # A column of zeros is replaced by the previous one, which is tried again.
         most = jnp.abs(right).max(1, keepdims=True)
         moved = finite & (most > 0)
-        # By the largest first: the squares of very large or small numbers are no numbers.
+        # Divided by the largest first: squares of very large or small numbers overflow or
+        # underflow.
         ahead = jnp.where(moved, right / jnp.where(moved, most, 1), 1)
         ahead = ahead / jnp.linalg.norm(ahead, axis=1, keepdims=True)
         ahead = jnp.where(moved, ahead, state.right)
@@ -135,11 +136,11 @@ class PowerSGD(base.LossyScheme):
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of an array cut into two groups of axes where their sum is least."""
+    """Returns the rows and columns of an array, cut into two where their sum is least."""
     cuts = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(len(shape) + 1)]
     return min(cuts, key=sum)
 
 
 def _times(a, b):
-    """The product of matrices, in full precision on every machine."""
+    """Multiplies matrices in full precision on every platform."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)

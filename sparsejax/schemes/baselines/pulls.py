@@ -1,14 +1,14 @@
-"""Two more ways in which owners' sums come back to all ranks; see `owners.pulls`.
+"""Two more pulls, by which the sums of owners return to all ranks; see `owners.pulls`.
 
 On the wire, with n ranks:
 
     Spread              all_to_all of the sums to evenly filled parts, then all_gather
-    RecursiveDoubling   what a rank holds doubles with each message
+    RecursiveDoubling   log2 n messages; each doubles the sums that a rank holds
 
-`Spread` is a broadcast by every owner at once, made of a scatter and an all-gather: an
-owner hands a share of its sums to each rank, and each rank sends its shares to all. An
-owner that has nearly everything then sends little more than the others. Under a hash parts
-are even from the start, and `Gather` does the same in one message.
+`Spread` is a broadcast by all owners at once, as a scatter and an all-gather: an owner
+sends a share of its sums to each rank, and each rank sends its shares to all. An owner that
+has nearly all sums then sends little more than the others. With a hash parts are already
+even, and `Gather` does the same in one message.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ from sparsejax.units.ownership import Layout, StripedHash
 from sparsejax.wire import channels, collectives, ladder, messages
 
 
-# Another hash than is usual for parts.
+# The seed differs from the default of `StripedHash`, which may already divide the parts.
 _SHARES = StripedHash(seed=0x1B56C4E9)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread(PullEntries):
-    """Even shares of each owner's sums to every rank, and those of a rank to all."""
+    """Scatters even shares of each owner's sums, and gathers the shares of all ranks."""
 
     def by_entries(self, owned, totals, sets, fullest):
         n, wire = owned.layout.ranks, owned.wire
@@ -78,7 +78,7 @@ class Spread(PullEntries):
         scattered, turns, _ = spread.scattered.sent(share, plan.route)
         gathered, more, _ = spread.gathered.pull.sent(held, plan.route)
         turns += more
-        # What is agreed on in between is sent where entries are.
+        # The agreement between both stages is counted with the entries.
         sent = scattered + gathered + collectives.all_reduce_bytes(4, n)
         waits = 3 * agreeing(n) + turns * (n - 1)
         return spread.entry_bytes(share, last), (sent, waits, turns)
@@ -86,11 +86,11 @@ class Spread(PullEntries):
 
 @dataclasses.dataclass(frozen=True)
 class _SpreadPlan:
-    """What one rank would send to spread its sums.
+    """The bytes that one rank would send to spread its sums.
 
     Attributes:
-        scattered: The message sizes to each rank, of its share.
-        gathered: The plan with shares for parts.
+        scattered: The message sizes of the shares that an owner sends to each rank.
+        gathered: The plan of the gather, with shares as parts.
     """
 
     scattered: ladder.Ladder
@@ -98,7 +98,7 @@ class _SpreadPlan:
 
     @classmethod
     def of(cls, plan: OwnerPlan) -> "_SpreadPlan":
-        """Of owners' plan, whose counts were not foreseen for shares."""
+        """Makes the plan from that of owners, without its capacity, which is for parts."""
         message = dataclasses.replace(plan.back, capacity=None)
         width = _SHARES.width(plan.width, plan.ranks)
         scattered = message.ladder(width, plan.unit_bytes, plan.ranks)
@@ -106,14 +106,14 @@ class _SpreadPlan:
         return cls(scattered, dataclasses.replace(plan, width=width, back=message))
 
     def entry_bytes(self, share: ladder.Count, count: ladder.Count) -> Any:
-        """Bytes that one rank is expected to send.
+        """Returns the bytes that one rank is expected to send.
 
         Args:
-            share: Entries of the fullest share.
-            count: Entries of the sum.
+            share: The entries of the fullest share.
+            count: The entries of the sum.
         """
         xp, plan = ladder.numpy_of(count), self.gathered
-        # What a rank will hold is known when it holds it; even shares are nearly equal.
+        # The entries that a rank will hold are estimated: hashed shares are nearly equal.
         even = xp.int32(1.05 * xp.float32(count) / plan.ranks)
         even = xp.minimum(even + 1, plan.width)
         return (plan.ranks - 1) * (self.scattered.bytes(share) + plan.pull.bytes(even))
@@ -121,7 +121,7 @@ class _SpreadPlan:
 
 @dataclasses.dataclass(frozen=True)
 class RecursiveDoubling(PullEntries):
-    """Recursive doubling: every rank starts with its part; what two hold is disjoint."""
+    """Gathers parts by recursive doubling: partners swap the disjoint sums they hold."""
 
     def by_entries(self, owned, totals, sets, fullest):
         del totals, sets
@@ -153,13 +153,14 @@ class RecursiveDoubling(PullEntries):
 
 @dataclasses.dataclass(frozen=True)
 class _Shares(Layout):
-    """Every part of a layout cut into even shares, one for each rank.
+    """A layout that cuts each part of another one into even shares, one for each rank.
 
-    A slot of the new part r is a pair: whose unit it is, and where in r's share of it.
+    A slot of the new part r stands for a pair: the owner of the unit, and the slot in r's
+    share of that owner's part.
 
     Attributes:
         layout: The layout whose parts are cut.
-        shares: How each of its parts is.
+        shares: The layout of each of its parts.
     """
 
     layout: Layout

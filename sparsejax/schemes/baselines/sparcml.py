@@ -1,17 +1,17 @@
-"""SparCML's three sparse all-reduces, for gradients that are sparse before and maybe after.
+"""SparCML's three sparse all-reduces, of sparse gradients with sparse or dense sums.
 
-Renggli et al., SC 2019; facts on the wire as in its code. Ranges of units are equal, an
-index takes 32 bits, and what no longer pays as entries goes densely:
+Renggli et al., SC 2019; the messages are those of its code. Ranges of units are equal, an
+index takes 32 bits, and arrays that no longer pay as entries are sent densely:
 
     ssar_recursive_doubling  partners swap partial sums, log2 n times (`doubling`)
     ssar_split_all_gather    entries to the ranks that own their ranges, and the sums back
                              by recursive doubling, each message all that is held (`owners`)
-    dsar_split_all_gather    the same way in; the sums come back as a dense array
+    dsar_split_all_gather    the same push; the sums return as a dense array
 
-"ssar" is for sums that stay sparse, "dsar" for sums that will not: what it sends back is
-known beforehand. Recursive doubling is Zen's Hierarchical Centralization, with the rule of
-SparCML for going densely: as soon as twice the entries of both halves would not pay, before
-it is known how far they overlap. Other numbers of ranks than powers of two are folded.
+"ssar" is for sums that stay sparse, and "dsar" for sums that become dense, whose pull has a
+known size. Recursive doubling is Zen's Hierarchical Centralization, with SparCML's rule for
+dense messages: as soon as twice the entries of the halves would not pay, before it is known
+how far they overlap. If the number of ranks is no power of two, ranks are folded.
 """
 
 import dataclasses

@@ -1,12 +1,12 @@
-"""SparsePS: a sharded parameter server for sparse gradients, every rank also a server.
+"""SparsePS: a sharded parameter server for sparse gradients, with a server on each rank.
 
-Zen, appendix B.1; the side of Parallax that serves sparse variables. Units belong to the
-servers by equal ranges, as usual, and so the fullest part decides. What goes over the wire
-is in `owners`. The sums come back in one of two ways:
+Zen, appendix B.1; the part of Parallax for sparse variables. Servers own equal ranges of
+units by default, so the fullest range determines the length of messages. `owners` describes
+the messages. The sums return in one of two ways:
 
     point_to_point  each server sends its sums to each worker
     broadcast       each server broadcasts its sums by a scatter and an all-gather, all
-                    servers at once: a full server is not alone with its load
+                    servers at once, so the load of a full server is divided
 """
 
 import dataclasses

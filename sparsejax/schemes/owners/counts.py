@@ -1,7 +1,7 @@
-"""How full the parts are, which all ranks agree on before anything is sent.
+"""The counts of entries by owner, on which all ranks agree before entries are sent.
 
-On the wire: one pmax of three numbers, the fullest part of any rank, the most units that
-any rank has, and the imbalance of the rank whose parts are least even.
+On the wire: one pmax of three numbers, which are the entries of the fullest part of any
+rank, the most entries of any rank, and the largest imbalance of any rank's parts.
 """
 
 from typing import NamedTuple
@@ -16,15 +16,15 @@ from sparsejax.wire.collectives import Wire
 
 
 class Counts(NamedTuple):
-    """A rank's units by owner, and the counts that all ranks agreed on.
+    """A rank's units by owner, and the counts on which all ranks agreed.
 
     Attributes:
         sets: This rank's units by owner.
-        agreed: int32 [3], the counts. They stay one array: a branch that needs one
-            reads it there, where it is no kernel of its own.
+        agreed: int32 [3], the counts and the bits of the imbalance. They stay one array: a
+            branch reads one of them from it without a kernel of its own.
         sent: Bytes that one rank sent to agree.
-        units: int32 [parts, room], the units of places in memories, where the sets are
-            of those; else None.
+        units: int32 [parts, room], the units of places in part memories, where the sets are
+            sets of such places; else None.
     """
 
     sets: Slots
@@ -34,17 +34,17 @@ class Counts(NamedTuple):
 
     @property
     def fullest(self) -> jax.Array:
-        """Entries of the fullest part of all ranks."""
+        """The entries of the fullest part of all ranks."""
         return self.agreed[0]
 
     @property
     def most(self) -> jax.Array:
-        """Entries of the rank that has most."""
+        """The entries of the rank that has most."""
         return self.agreed[1]
 
     @property
     def imbalance(self) -> jax.Array:
-        """Of the rank whose parts are least even: the fullest over the mean one."""
+        """The largest ratio, of all ranks, of a rank's fullest part to its mean part."""
         return lax.bitcast_convert_type(self.agreed[2], jnp.float32)
 
 
@@ -57,7 +57,7 @@ def count(sets: Slots, wire: Wire) -> Counts:
     """
     by_part = sets.counts
     if wire.at_once:
-        # Of a sum of counts XLA would make a sum of bits, by kernels of its own.
+        # Without the barrier XLA would sum the bits again, in kernels of their own.
         by_part = lax.optimization_barrier(by_part)
     total = jnp.sum(by_part, dtype=jnp.int32)
     return _agree(sets, by_part, jnp.max(by_part), total, wire)
@@ -67,9 +67,9 @@ def count_filled(filled: Filled, size: int, wire: Wire) -> Counts:
     """Agrees on the counts of units in the memories of their owners.
 
     Args:
-        filled: This rank's memories.
-        size: How many units the array has. If any rank has a unit that found no place, the
-            fullest part is given that count, so that all ranks send densely.
+        filled: This rank's part memories.
+        size: The number of units of the array. If any rank has a unit without a place, it
+            is used as the count of the fullest part, so that all ranks send densely.
         wire: The ranks.
     """
     fullest = jnp.where(filled.left, size, jnp.max(filled.places.counts))
@@ -86,6 +86,6 @@ def _agree(sets, by_part, fullest, total, wire):
 
 
 def imbalance(fullest: jax.Array, total: jax.Array, parts: int) -> jax.Array:
-    """Entries of the fullest part over those of the mean one; 1 where there are none."""
+    """Returns the entries of the fullest part over those of the mean; 1 for no entries."""
     mean = total.astype(jnp.float32) / parts
     return jnp.where(total > 0, fullest / jnp.maximum(mean, 1e-6), 1.0)

@@ -1,4 +1,4 @@
-"""What schemes built on owners would send."""
+"""Forecasts of the schemes with owners."""
 
 import jax
 
@@ -13,7 +13,7 @@ from sparsejax.wire.channels import Route
 
 
 def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
-    """What one rank would send for a load, by the plan that the exchange itself follows."""
+    """Forecasts what one rank would send, by the plan that the exchange itself follows."""
     n, width = load.ranks, ownership.width(load.units, load.ranks)
     need = load.fullest_part(0, width, ownership.balanced, sets=n)
     dense, memory = load.all_reduce(how.wire_dtype), None
@@ -36,7 +36,7 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
 def of_rows(
     load: Load, ownership: Ownership, wire_dtype: jax.typing.DTypeLike | None
 ) -> Forecast:
-    """Reckons what one rank would send for lists of rows, to owners and back."""
+    """Forecasts what one rank would send for lists of rows, in a push and a pull."""
     n, listed = load.ranks, load.room or 0
     if n == 1 or not listed or not load.size:
         return Forecast(0.0, 0.0, agreeing(n))
@@ -44,7 +44,7 @@ def of_rows(
     room, size = room_of(listed, n, width), load.unit_bytes(wire_dtype)
     need = load.fullest_part(0, width, balanced, sets=n)
     if need > room:
-        # To all, as they are: keys, then rows.
+        # All lists are gathered: the keys, then the rows.
         sent = bytes_to_all(listed, n, size)
         return Forecast(sent, 0.0, agreeing(n) + 2 * (n - 1), listed, rounds=1)
     owned, fullest = owned_of(room, n, width), load.fullest_part(1, width, balanced)

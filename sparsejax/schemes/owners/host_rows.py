@@ -1,20 +1,22 @@
-"""Rows that are listed, on hosts of several ranks: added up inside, then across hosts.
+"""Sums of listed rows on hosts of several ranks: inside each host, then across hosts.
 
-On the wire, over the axes (outer, inner), with m ranks inside:
+On the wire, over the axes (outer, inner), with m ranks inside a host:
 
     agree   one pmax over both axes: the fullest part of any rank's list
     push    inside, all_to_all of slots and rows: to each rank those of its part
-    across  the scheme's rows over the outer axis, of each part by itself
+    across  the scheme's `rows` over the outer axis, for each part
     gather  inside, all_gather of slots and sums
 
-So a row that several ranks of a host list crosses once, each of a host's m links carries an
-m-th, and nothing is of the order of a table. Parts are a striped hash of the rows, the same
-on all hosts. A host's sums have float32 or wider, and cross in the dtype of the rows.
+So a row that several ranks of a host list is sent to other hosts once, each of a host's m
+links carries an m-th, and no array has the size of a table. Parts are a striped hash of the
+rows, the same on all hosts. A host's sums are float32 or wider, and are sent to other hosts
+in the dtype of the rows.
 
-Each row is added up by one rank of each host, then by the scheme, which has the same bits
-on all hosts, and is copied from there: so all ranks hold the same bits.
+Each row is summed by one rank of each host, then by the scheme, whose sums have the same
+bits on all hosts, and is copied from there. So all ranks hold the same bits.
 
-Lists that do not fit their parts go to all ranks of all hosts instead, by `row_lists`.
+Lists that exceed the capacity of their parts are sent to all ranks of all hosts instead, by
+`row_lists`.
 """
 
 import dataclasses
@@ -34,13 +36,13 @@ from sparsejax.wire.collectives import Wire
 
 @dataclasses.dataclass(frozen=True)
 class HostRows:
-    """Sums of listed rows in two levels: what is fixed when traced.
+    """The exchange of listed rows in two levels, with its static properties.
 
     Attributes:
         across: The scheme over the outer axis.
-        inside: How ranks of a host divide the rows of a table.
+        inside: The ownership by which ranks of a host divide the rows of a table.
         wire: All ranks.
-        outer: The ranks of the same place in all hosts.
+        outer: The ranks at the same place of all hosts.
         inner: The ranks of a host.
     """
 
@@ -51,7 +53,7 @@ class HostRows:
     inner: Wire
 
     def __call__(self, tables: Sequence[RowGrads]) -> base.SummedRows | None:
-        """The sums of this rank's rows of each table; None from a scheme without rows."""
+        """Sums listed rows; returns None if the scheme sends no lists of rows."""
         if row_lists.is_trivial(tables, self.wire):
             return row_lists.of_one_rank(tables, self.wire)
         row_lists.check_listed(sum(table.capacity for table in tables), self.wire)
@@ -59,7 +61,7 @@ class HostRows:
         lists = parts.listed()
         fullest, agreed = self.wire.maximum(parts.need(lists.counts))
         operands = lists.keys, lists.of_row, lists.starts[:, 0], parts.grads.rows, fullest
-        # Jitted, so that it is traced once: for its shapes, and for the branch.
+        # Under jit it is traced once, for both its shapes and the branch.
         by_parts = jax.jit(functools.partial(self._by_parts, parts))
         like = jax.eval_shape(by_parts, *operands)
         if like is None:
@@ -80,7 +82,7 @@ class HostRows:
         return base.SummedRows(self.wire.assume_same(done.totals), traffic)
 
     def _by_parts(self, parts, keys, of_row, starts, rows, fullest):
-        """Push inside, the scheme across, gather inside."""
+        """Pushes rows inside the host, sums them across hosts, and gathers sums inside."""
         slots, sums, pushed = parts.push(keys, of_row, starts, rows, fullest)
         own = []
         for table, (part, values) in zip(parts.tables, parts.cut(slots, sums), strict=True):
@@ -104,12 +106,12 @@ class HostRows:
         return base.SummedRows(totals, traffic)
 
     def _to_all(self, tables):
-        """All lists to all ranks."""
+        """Gathers all lists of all ranks."""
         return row_lists.gathered(tables, self.wire.narrowed(self.across.wire_dtype))
 
 
 def _with_room(done: base.SummedRows, rooms: Sequence[int]) -> base.SummedRows:
-    """The sums in lists with room for that many rows."""
+    """Pads the sums to lists of the given capacities."""
     totals = []
     for total, room in zip(done.totals, rooms, strict=True):
         more = room - total.capacity

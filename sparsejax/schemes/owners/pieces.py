@@ -1,4 +1,4 @@
-"""The sum of which each rank needs one piece: a push to owners, and no pull.
+"""Reduce-scatters of entries, for sums of which each rank needs one piece: a push alone.
 
 On the wire, with n ranks:
 
@@ -6,9 +6,9 @@ On the wire, with n ranks:
     push    all_to_all: to each rank the entries of its piece; a reduce-scatter where that
             sends no more bytes
 
-Rank i owns the i-th of n equal runs of units: its piece. Where entries lie decides how even
-pieces are, and no hash, and the fullest one decides the length of all messages. Each unit
-is added up in one place, which is the only one that needs it.
+Rank i owns the i-th of n equal ranges of units: its piece. Pieces are ranges and not parts
+of a hash, so they may be uneven, and the fullest determines the length of all messages.
+Each unit is summed by the only rank that needs it.
 """
 
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class SparseScheme(base.Scheme):
     @property
     def push_pull(self) -> PushPull:
         """The push of entries to the ranks that need them."""
-        # There is no pull to compile: sizes closer together pad less.
+        # Without a pull there is less to compile, so sizes are closer, which pads less.
         message = Message(ratio=2**0.5)
         return PushPull(message, message, Gather(), self.wire_dtype)
 

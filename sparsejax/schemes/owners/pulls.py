@@ -1,20 +1,19 @@
-"""Pull: every owner's sums to all ranks. The protocol, and the two ways that Zen needs.
+"""The pull, which sends every owner's sums to all ranks: the protocol, and Zen's two pulls.
 
 On the wire, with n ranks:
 
     agree    one pmax: the entries of the owner that has most
-    Gather   all_gather of the entries, each part as long as the fullest
-    Whole    all_gather of the sums, zeros and all, and nothing to agree on; on GPUs of a
-             sixteenth of them at a time, or less, which are put in their places before
-             the next
+    Gather   all_gather of the entries, with each message as long as the fullest
+    Whole    all_gather of the dense sums, without a pmax; on GPUs of a sixteenth of them at
+             a time, or less, each written to its place before the next is sent
 
-A pull that would send more than all sums, zeros and all, becomes `Whole`: the bytes of both
-follow from counts on which all ranks agreed, so all ranks take the same side. Where a
-part holds nearly all units, as of `OmniReduce` with fewer servers than ranks, parts are not
-gathered whole: the dense way out is an all-reduce of the sums.
+A pull that would send more than all dense sums is replaced by `Whole`: the bytes of both
+follow from counts on which all ranks agreed, so all ranks take the same branch. If one part
+holds nearly all units, as with `OmniReduce` with fewer servers than ranks, dense parts are
+not gathered: the dense pull is an all-reduce of the sums.
 
-Each unit was added up by its owner and is copied from there, so all ranks hold the same
-bits. Two more ways are in `baselines.pulls`.
+Each unit was summed by its owner and is copied from there, so all ranks hold the same bits.
+`baselines.pulls` has two more pulls.
 """
 
 import abc
@@ -41,18 +40,18 @@ from sparsejax.wire import channels, messages
 from sparsejax.wire.collectives import Wire
 
 
-# Bytes, messages that wait for one another, and rounds.
+# Bytes, the number of messages that wait for one another, and rounds.
 _PullForecast = tuple[float, int, int]
 
 
 class Pulled(NamedTuple):
-    """What all ranks have after a pull.
+    """The result of a pull, the same on all ranks.
 
     Attributes:
         total: The sums in the order of the units, in the dtype of the wire.
-        stage: What one rank sent.
-        units: float32: how many units are non-zero.
-        scalars: Bytes that one rank sent to agree.
+        stage: The traffic of the pull.
+        units: float32 [], the number of non-zero units.
+        scalars: float32 [], the bytes that one rank sent to agree.
     """
 
     total: jax.Array
@@ -63,13 +62,13 @@ class Pulled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Owned:
-    """Sums by owner, which all ranks are to have: what is fixed when traced.
+    """The static properties of the sums of owners that a pull sends to all ranks.
 
     Attributes:
         wire: The ranks.
-        layout: Who owns which unit.
-        plan: The message sizes, and what is sent.
-        dtype: Of the sums while they travel.
+        layout: The owner of each unit.
+        plan: The message sizes and bytes.
+        dtype: The dtype of the sums on the wire.
     """
 
     wire: Wire
@@ -80,18 +79,18 @@ class Owned:
     def gather(
         self, totals: jax.Array, sets: Slots, fullest: jax.Array
     ) -> tuple[jax.Array, base.Stage, jax.Array]:
-        """Gathers the entries of all owners: their total, what was sent, how many units.
+        """Gathers the entries of all owners; returns the total, stage and unit count.
 
         Args:
             totals: [width, ...], this owner's sums by slot.
-            sets: Which of them are not zero.
-            fullest: How many the owner with most has.
+            sets: The set of slots whose sums are not zero.
+            fullest: int32 [], the entries of the owner that has most.
         """
         size = self.layout.size
 
         def place(total, owner, slots, values):
             units = self.layout.invert(owner, jnp.minimum(slots, self.layout.width - 1))
-            units = bits.apart(units, slots < self.layout.width, size)
+            units = bits.unique_places(units, slots < self.layout.width, size)
             return total.at[units].set(values, mode="drop", unique_indices=True)
 
         total, sent = messages.transmit(
@@ -111,7 +110,7 @@ class Owned:
         return total, base.stage_of(sent, ratio), units
 
     def whole(self, totals: jax.Array) -> tuple[jax.Array, base.Stage, jax.Array]:
-        """Gives all ranks the sums of all owners, zeros and all."""
+        """Sends the dense sums of all owners to all ranks; returns as `gather`."""
         if self.plan.has_even_parts and self.wire.at_once:
             total, sent = self._by_runs(totals)
         elif self.plan.has_even_parts:
@@ -122,26 +121,26 @@ class Owned:
         return total, base.stage(sent, sent, 1), nonzero_units(total)
 
     def _by_runs(self, totals):
-        """All sums, some slots of all owners at a time, so that few are there twice."""
+        """Gathers dense sums by runs of slots, so that only a run is in memory twice."""
         width, shape = self.layout.width, (self.layout.size, *totals.shape[1:])
         run, runs = self.plan.runs
-        # A constant: a kernel would make it.
+        # A NumPy constant: an iota would be a kernel.
         owner = jnp.asarray(np.arange(self.layout.ranks, dtype=np.int32)[:, None])
 
         others = varying_axes(totals) - frozenset(axis_names(self.wire.axis))
 
         def turn(i, total):
-            # The last run ends where the slots do, and has some of the one before: all have
-            # one length, and are compiled once.
+            # All runs have one length and are compiled once, so the last run, which ends at
+            # the last slot, overlaps the one before.
             first = jnp.minimum(i * run, width - run)
-            # A gather: of a slice XLA makes a copy whose place the host works out, turn by
-            # turn, and a loop around one cannot be part of a CUDA graph.
+            # A gather and not a slice: XLA compiles a slice to a copy whose offset the host
+            # computes in each turn, and such a loop cannot be part of a CUDA graph.
             taken = first + lax.iota(jnp.int32, run)
             sums = totals.at[taken].get(mode="promise_in_bounds", unique_indices=True)
             gathered, _ = self.wire.all_gather(sums)
             slots = first + lax.broadcasted_iota(jnp.int32, gathered.shape[:2], 1)
             units = self.layout.invert(owner, slots)
-            # Slots of no unit are one past the end or more.
+            # The units of slots of no unit are past the end, and dropped.
             return total.at[units].set(gathered, mode="drop")
 
         total = as_varying(jnp.zeros(shape, totals.dtype), others)
@@ -149,7 +148,7 @@ class Owned:
         return lax.fori_loop(0, runs, turn, total), sent
 
     def at_units(self, totals: jax.Array) -> jax.Array:
-        """The sums of this owner at their units, zeros elsewhere."""
+        """Returns the sums of this owner at their units, with zeros elsewhere."""
         slots = lax.iota(jnp.int32, self.layout.width)
         units = self.layout.invert(self.wire.rank, slots)
         shape = (self.layout.size, *totals.shape[1:])
@@ -158,22 +157,23 @@ class Owned:
 
 
 def nonzero_units(total: jax.Array) -> jax.Array:
-    """How many units of a total are non-zero, as after an all-reduce: float32."""
+    """Returns the number of non-zero units of a dense total: float32."""
     return bits.count(bits.nonzero_units(total)).astype(jnp.float32)
 
 
-# From this owner's sums to the total, what was sent and how many units are non-zero.
+# A function of this owner's sums that returns the total, the stage and the unit count.
 Sender = Callable[[jax.Array], tuple[jax.Array, base.Stage, jax.Array]]
 
 
 class Fallback(NamedTuple):
-    """What all ranks do instead of a pull, where nothing was pushed.
+    """The alternative to a pull, for when nothing was pushed.
 
     Attributes:
-        wanted: Whether they do, equal on all ranks.
-        send: Makes of an operand the total, what was sent, and how many units there are.
-        operand: What it is called with.
-        dtype: Of the total.
+        wanted: Boolean [], whether it is taken, equal on all ranks.
+        send: A function of the operand that returns the total, the stage and the number of
+            non-zero units.
+        operand: The operand of `send`.
+        dtype: The dtype of the total.
     """
 
     wanted: jax.Array
@@ -183,30 +183,30 @@ class Fallback(NamedTuple):
 
 
 class Pull(abc.ABC):
-    """A way in which sums come back. A frozen dataclass."""
+    """A way to send the sums of owners to all ranks. A frozen dataclass."""
 
     @abc.abstractmethod
     def __call__(self, owned: Owned, totals: jax.Array) -> Pulled:
-        """Gives all ranks the sums.
+        """Sends the sums to all ranks.
 
         Args:
-            owned: What is fixed when traced.
+            owned: The static properties of the sums.
             totals: [width, ...], this owner's sums by slot, in the dtype of the wire.
         """
 
     @abc.abstractmethod
     def forecast(self, plan: OwnerPlan, load: Load, fullest: int) -> _PullForecast:
-        """The bytes that one rank would send, the messages, and the rounds.
+        """Forecasts the bytes that one rank would send, the messages, and the rounds.
 
         Args:
-            plan: The message sizes, and what is sent.
-            load: What there is to add up.
-            fullest: Entries of the owner that has most.
+            plan: The message sizes and bytes.
+            load: The array to sum.
+            fullest: The entries of the owner that has most.
         """
 
 
 class PullEntries(Pull):
-    """A way in which sums come back as entries, or whole where that takes no more bytes."""
+    """A pull of entries, or of dense sums where these take no more bytes."""
 
     def __call__(self, owned, totals, instead: Fallback | None = None):
         sets = Slots.of(bits.of_units(totals)[None])
@@ -237,7 +237,7 @@ class PullEntries(Pull):
             by_entries,
             owned.whole,
             totals,
-            # Gathered sums stay as they are; added up, they do not.
+            # A gather does not write over its operand, but an all-reduce does.
             copied=not owned.plan.has_even_parts,
         )
         return Pulled(total, stage, units, jnp.float32(agreed + cost))
@@ -246,20 +246,20 @@ class PullEntries(Pull):
     def by_entries(
         self, owned: Owned, totals: jax.Array, sets: Slots, fullest: jax.Array
     ) -> tuple[Sender, jax.Array, float]:
-        """How the entries are sent, the bytes of that, and those of what it agreed on.
+        """Returns a function that sends entries, its bytes, and the bytes to agree.
 
         Args:
-            owned: What is fixed when traced.
+            owned: The static properties of the sums.
             totals: [width, ...], this owner's sums by slot.
-            sets: Which of them are not zero.
-            fullest: How many the owner with most has.
+            sets: The set of slots whose sums are not zero.
+            fullest: int32 [], the entries of the owner that has most.
         """
 
     @abc.abstractmethod
     def of_entries(
         self, plan: OwnerPlan, load: Load, fullest: int
     ) -> tuple[float, _PullForecast]:
-        """The bytes by which entries are chosen, and what is sent then; see `forecast`."""
+        """Forecasts a pull of entries: bytes for the choice, and then as `forecast`."""
 
     def forecast(self, plan, load, fullest):
         entry_bytes, sent = self.of_entries(plan, load, fullest)
@@ -268,7 +268,7 @@ class PullEntries(Pull):
 
 @dataclasses.dataclass(frozen=True)
 class Gather(PullEntries):
-    """Each owner's entries to all ranks, in one message."""
+    """Gathers each owner's entries on all ranks, in one message each."""
 
     def by_entries(self, owned, totals, sets, fullest):
         def gather(totals):
@@ -284,7 +284,7 @@ class Gather(PullEntries):
 
 @dataclasses.dataclass(frozen=True)
 class Whole(Pull):
-    """Each owner's sums to all ranks, zeros and all."""
+    """Gathers each owner's dense sums on all ranks."""
 
     def __call__(self, owned, totals):
         return Pulled(*owned.whole(totals), jnp.float32(0))
@@ -294,5 +294,5 @@ class Whole(Pull):
 
 
 def whole(plan: OwnerPlan) -> _PullForecast:
-    """Bytes, messages and rounds where all sums come back, zeros and all."""
+    """Returns the bytes, messages and rounds of a dense pull."""
     return plan.whole_bytes, agreeing(plan.ranks) + plan.ranks - 1, 1

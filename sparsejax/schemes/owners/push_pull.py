@@ -1,4 +1,4 @@
-"""Push to owners, add up, pull from owners: what schemes with Parallelism are made of.
+"""Push to owners, sum, pull from owners: the exchange of schemes with Parallelism.
 
 On the wire, with n ranks:
 
@@ -7,25 +7,26 @@ On the wire, with n ranks:
     pull    the sums that are not zero, from each rank to all, in one of several ways: see
             `pulls`
 
-Each unit is added up in one place and copied from there, so all ranks hold the same bits.
-In which order an owner adds what it is sent is said in `wire.ordered`.
+Each unit is summed by one rank and copied from there, so all ranks hold the same bits.
+`wire.ordered` describes the order in which an owner adds entries.
 
-Entries are found by owner as the layout splits a set: then a part's slots ascend, and
-their bits are what `messages` asks for. Where the layout has a memory they are found by
-Algorithm 1 of Zen (`units.ownership.memory`): then the bits are those of its places, and
-the slots of the units in them travel as 32 bits each ("coo32"), in the order of the places,
-as the paper's COO does. An owner adds up what arrives for a slot in either case. If any
-rank has units that found no place, all ranks take the dense way.
+Without a part memory, the layout splits a set of units by owner. The slots of a part then
+ascend, and `messages` takes their bits. With a part memory, Algorithm 1 of Zen
+(`units.ownership.memory`) finds the entries of each owner. The bits are then those of the
+places in the memory, and the slots of the units in these places are sent as 32 bits each
+("coo32"), in the order of the places, as in the paper's COO. Either way an owner adds up
+the values that it receives for a slot. If any rank has units that found no place, all ranks
+send densely.
 
-A stage that would send more than the dense collective becomes it: if the entries do not pay
-on the way in, the whole is an all-reduce; if only the sums have become too dense, they are
-gathered densely. So where the parts of the layout have equal widths no more is sent than
-by an all-reduce and the agreed numbers. Where a part holds nearly all units, as of
-`OmniReduce` with fewer servers than ranks, the dense way out is an all-reduce of the sums,
-and what was pushed before comes on top.
+A stage that would send more than the dense collective is replaced by it: if the push does
+not pay, the exchange is an all-reduce; if only the sums are too dense, they are gathered
+densely. So if the parts of the layout have equal widths, no more is sent than by an
+all-reduce and the agreed numbers. If one part holds nearly all units, as with `OmniReduce`
+with fewer servers than ranks, the dense pull is an all-reduce of the sums, and the bytes of
+the push come on top.
 
-On GPUs the push has a choice of its own, whether there is one, and the pull chooses among
-entries, all sums, and, where nothing was pushed, the all-reduce.
+On GPUs the push has a branch of its own, which sends entries or nothing. The pull then
+chooses among entries, all sums, and, if nothing was pushed, the all-reduce.
 """
 
 import dataclasses
@@ -63,12 +64,12 @@ SHARE = 32
 
 @dataclasses.dataclass(frozen=True)
 class PushPull:
-    """How arrays are added up by owners.
+    """The options of an exchange by owners, and the exchange itself.
 
     Attributes:
-        push: How entries travel to the owners.
-        pull: How they travel back.
-        way: The way in which sums come back.
+        push: The options of messages to the owners.
+        pull: The options of messages from the owners.
+        way: The pull, by which sums return.
         wire_dtype: The dtype of the values while they travel; that of the array if None.
     """
 
@@ -80,12 +81,12 @@ class PushPull:
     def __call__(
         self, x: Units, wire: Wire, layout: Layout
     ) -> tuple[jax.Array, base.Traffic]:
-        """The sum of x over the ranks, and what was sent for it.
+        """Sums x over the ranks; returns the sum and the traffic.
 
         Args:
             x: [units] or [units, width], on at least two ranks, not empty.
             wire: The ranks.
-            layout: Who owns which unit.
+            layout: The owner of each unit.
         """
         stages = self.over(x, wire, layout)
         if not stages.plan.may_pay:
@@ -94,7 +95,7 @@ class PushPull:
         return stages(x, stages.count(x, x.present()))
 
     def over(self, x: Units, wire: Wire, layout: Layout) -> "Stages":
-        """The stages for arrays like x; for the arguments see `__call__`."""
+        """Returns the stages for arrays like x; for the arguments see `__call__`."""
         wire = wire.narrowed(self.wire_dtype)
         narrow = wire.travelling(x.dtype)
         size, dense = unit_bytes(x, narrow), wire.dense_bytes(x.size, x.dtype)
@@ -113,10 +114,10 @@ class PushPull:
         dense_bytes: float,
         memory: PartMemory | None,
     ) -> OwnerPlan:
-        """The message sizes and the bytes, for parts of `width` slots; see `OwnerPlan`."""
+        """Returns the message sizes and bytes, for parts of `width` slots: `OwnerPlan`."""
         push, room = self.push, width
         if memory is not None:
-            # Slots in the order of their hashes: any 32 bits.
+            # Slots are in the order of their hashes, so no code of ascending slots applies.
             push = dataclasses.replace(push, code=index_codes.COO32.name)
             room = max(width, memory.room)
         steps = push.ladder(room, unit_bytes, ranks, units, share=SHARE)
@@ -125,15 +126,15 @@ class PushPull:
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """Push and pull for arrays of one shape: what is fixed when traced.
+    """Push and pull for arrays of one shape, with their static properties.
 
     Attributes:
         wire: The ranks, and the dtype in which values travel.
-        layout: Who owns which unit.
-        way: The way in which sums come back.
-        plan: The message sizes, and what is sent.
-        owned: The sums that come back.
-        sum_dtype: Of the sums while they are added up.
+        layout: The owner of each unit.
+        way: The pull, by which sums return.
+        plan: The message sizes and bytes.
+        owned: The static properties of the sums of owners.
+        sum_dtype: The dtype in which owners add up.
     """
 
     wire: Wire
@@ -144,11 +145,11 @@ class Stages:
     sum_dtype: jnp.dtype
 
     def count(self, x: Units, present: jax.Array) -> Counts:
-        """Splits the units that are there among their owners, and agrees on the counts.
+        """Splits the present units among their owners, and agrees on the counts.
 
         Args:
             x: The units.
-            present: Booleans [units], which are there.
+            present: Booleans [units], which units are present.
         """
         if self.layout.memory is not None:
             filled = self.layout.memory.fill(x, present)
@@ -156,7 +157,7 @@ class Stages:
         return counts.count(Slots.of(self.layout.split(present)), self.wire)
 
     def __call__(self, x: Units, known: Counts) -> tuple[jax.Array, base.Traffic]:
-        """The sum, and what was sent for it, once ranks have agreed on their counts."""
+        """Returns the sum and the traffic, after ranks have agreed on their counts."""
         if self.wire.at_once and isinstance(self.way, PullEntries):
             total, push, pull, after, agreed = self._one_after_the_other(x, known)
         else:
@@ -186,10 +187,10 @@ class Stages:
         return total, half, half, nonzero_units(total), jnp.float32(0)
 
     def _one_after_the_other(self, x, known):
-        """The same where it pays, else an all-reduce: by one choice for each stage.
+        """Pushes and pulls entries if they pay, else all-reduces, by a branch a stage.
 
-        On a GPU what a choice is given stays in memory until it has ended, as the bits that
-        tell the entries of a push: they would still be there while sums come back.
+        On a GPU the operands of a branch stay in memory until it ends. One branch around
+        both stages would keep the bits of the pushed set in memory during the pull.
         """
         pays = self._pays(known)
         push = functools.partial(self.by_entries, known=known, comes_back=False)
@@ -208,13 +209,13 @@ class Stages:
         return pulled.total, push, pulled.stage, pulled.units, pulled.scalars
 
     def by_entries(self, x: Units, known: Counts, comes_back: bool = True) -> Any:
-        """Sends entries to their owners, which add them up, and the sums to all.
+        """Sends entries to their owners, which add them up, and the sums to all ranks.
 
         Args:
             x: The units.
-            known: What `count` found of them.
-            comes_back: Whether sums go to all; else the result is those of this owner,
-                [width, ...], as they travel, and what was sent for them.
+            known: The result of `count` for these units.
+            comes_back: Whether the sums are sent to all ranks. If not, the results are this
+                owner's sums, [width, ...], in the dtype of the wire, and the push stage.
         """
         n, width = self.layout.ranks, self.layout.width
         if known.units is not None:
@@ -248,7 +249,7 @@ class Stages:
         return total, push, pulled.stage, pulled.units, pulled.scalars
 
     def _source(self, x, known):
-        """Where the values of this rank's sets are, and the slots that travel with them."""
+        """Returns the source of the values of this rank's sets, and of their slots."""
         if known.units is None:
             return x.source(self.owned.dtype, self.layout.units_of)
         units = lambda part, place: known.units.at[part, place].get(mode="clip")

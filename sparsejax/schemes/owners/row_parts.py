@@ -1,13 +1,13 @@
-"""Rows that are listed, divided among ranks: each has the rows of its part, added up.
+"""Listed rows divided among ranks, each of which sums the rows of its part.
 
-The push of `row_push`, of several tables in one exchange: a rank's slots are those that it
-has of the first table, then of the second, and so on. So what it holds of a table is one
-run of its list, and is cut out where it arrives.
+It is the push of `row_push` for several tables in one exchange. The slots of a part are
+those of the first table, then those of the second, and so on. So the rows of one table are
+consecutive in the list of a part, from which they are sliced.
 
-A hash fills parts evenly (Zen, Theorem 2), so there is room for the mean and six standard
-deviations, in a message and for each table in it. Lists that are fuller, as of ids that
-somebody made to collide, do not fit, and the caller sends them in another way: ranks agree
-on `need`, which is above `room` then.
+A hash fills parts evenly (Zen, Theorem 2). So the capacity, of a message and of each table
+in it, is the mean plus six standard deviations. Fuller lists, such as those of ids that
+were chosen to collide, exceed it, and the caller sends them by another exchange: ranks
+agree on `need`, which is then above `room`.
 """
 
 import dataclasses
@@ -24,40 +24,40 @@ from sparsejax.schemes.row_lists import Lists
 from sparsejax.units.indices import check_numbered, in_range
 from sparsejax.units.ownership.base import Layout, Ownership
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.stacked import apart, stacked, starts_of
+from sparsejax.units.stacked import by_table, stacked, starts_of
 from sparsejax.wire.collectives import Wire
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnedTable:
-    """One table: its rows on this rank, and who owns which."""
+    """One table: its rows on this rank, and the owner of each row."""
 
     grads: RowGrads
     layout: Layout
 
     @property
     def room(self) -> int:
-        """Rows of it in a message, at most."""
+        """The capacity of a message for this table, in rows."""
         return room_of(self.grads.capacity, self.layout.ranks, self.layout.width)
 
     @property
     def owned(self) -> int:
-        """Rows of it that an owner has room for: all that fit into its messages."""
+        """The capacity of an owner for this table, in rows: that of all messages to it."""
         return owned_of(self.room, self.layout.ranks, self.layout.width)
 
     @property
     def slots(self) -> int:
-        """Places of its rows at all owners."""
+        """The number of slots of the table's rows in all parts."""
         return self.layout.ranks * self.layout.width
 
     def keys(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Flags the listed ids that the table has; and the part and slot of each."""
+        """Returns which listed ids are in range, and the part and slot of each."""
         ids = in_range(self.grads.ids, self.layout.size)
         inside = ids < self.layout.size
         return inside, *self.layout.assign(jnp.where(inside, ids, 0))
 
     def total(self, places: jax.Array, rows: jax.Array) -> RowGrads:
-        """Rows by their places, part * width + slot, as rows of the table."""
+        """Returns rows by ids of the table, from rows by places, part * width + slot."""
         rows = rows.reshape(-1, *self.grads.shape[1:])
         width, real = self.layout.width, places < self.slots
         places = jnp.where(real, places, 0)
@@ -65,7 +65,7 @@ class OwnedTable:
         return RowGrads(jnp.where(real, ids, self.layout.size), rows, self.grads.shape)
 
     def places(self, slots: jax.Array) -> jax.Array:
-        """The places of slots [parts, k], `slots` where there is none, in one list."""
+        """Returns places of slots [parts, k], as one list, with sentinel `self.slots`."""
         width = self.layout.width
         part = lax.broadcasted_iota(jnp.int32, (self.layout.ranks, 1), 0)
         return jnp.where(slots < width, part * width + slots, self.slots).reshape(-1)
@@ -73,7 +73,7 @@ class OwnedTable:
 
 @dataclasses.dataclass(frozen=True)
 class RowParts:
-    """Lists of rows by owner: what is fixed when traced, and the lists.
+    """Lists of rows by owner, and the static properties of their exchange.
 
     Attributes:
         tables: This rank's rows of each table, all of one width and dtype.
@@ -85,7 +85,7 @@ class RowParts:
 
     @classmethod
     def of(cls, tables: Sequence[RowGrads], wire: Wire, ownership: Ownership) -> "RowParts":
-        """Divides listed rows by a rule, one without tables of its own."""
+        """Divides listed rows by an ownership that needs no tables."""
         owned = [OwnedTable(x, ownership.over(x.shape[0], wire.ranks)) for x in tables]
         parts = cls(tuple(owned), wire)
         rows = [table.shape[0] for table in tables]
@@ -94,32 +94,32 @@ class RowParts:
 
     @functools.cached_property
     def starts(self) -> list[int]:
-        """Where the slots of each table begin in a part, and where the last end."""
+        """The offsets of the slots of each table in a part, and their end."""
         return starts_of([table.layout.width for table in self.tables])
 
     @property
     def width(self) -> int:
-        """Slots in a part, of all tables."""
+        """The number of slots of a part, of all tables."""
         return self.starts[-1]
 
     @property
     def nowhere(self) -> int:
-        """The key of no row: above all others."""
+        """The sentinel key of no row, which is above all other keys."""
         return self.wire.ranks * self.width
 
     @functools.cached_property
     def grads(self) -> RowGrads:
-        """The rows of all tables, one under another."""
+        """The rows of all tables, concatenated."""
         return stacked([table.grads for table in self.tables])
 
     @functools.cached_property
     def room(self) -> int:
-        """Rows in a message, at most."""
+        """The capacity of a message, in rows."""
         return room_of(self.grads.capacity, self.wire.ranks, self.width)
 
     @property
     def may_overflow(self) -> bool:
-        """Whether lists may have more rows for a part than there is room for."""
+        """Whether lists may have more rows for a part than a message holds."""
         return self.room < min(self.grads.capacity, self.width) or any(
             table.room < min(table.grads.capacity, table.layout.width)
             for table in self.tables
@@ -127,11 +127,11 @@ class RowParts:
 
     @property
     def lists(self) -> Lists:
-        """How lists travel."""
+        """The format of messages of lists."""
         return Lists(self.wire, self.grads)
 
     def listed(self) -> RowsByOwner:
-        """The rows of this rank by owner, equal ones once."""
+        """Returns the distinct rows of this rank by owner."""
         keys = []
         for table, start in zip(self.tables, self.starts[:-1], strict=True):
             inside, parts, slots = table.keys()
@@ -140,24 +140,24 @@ class RowParts:
         return RowsByOwner.of(jnp.concatenate(keys), self.starts, self.wire.ranks)
 
     def need(self, counts: jax.Array) -> jax.Array:
-        """Rows of this rank's fullest message; above `room` where something does not fit.
+        """Returns the rows of this rank's fullest message, above `room` on an overflow.
 
         Args:
-            counts: int32 [parts, tables], of `listed`.
+            counts: int32 [parts, tables], the counts of `listed`.
         """
         in_part = jnp.sum(counts, axis=1, dtype=jnp.int32)
-        # A table that does not fit counts as a part that does not.
+        # An overflow of one table in a part counts as an overflow of the part.
         rooms = jnp.array([table.room for table in self.tables], jnp.int32)
         fuller = jnp.where(jnp.any(counts > rooms), self.room + 1, 0)
         return jnp.maximum(jnp.max(in_part), fuller)
 
     @property
     def push(self) -> RowPush:
-        """The push, which gives each rank the rows of its part."""
+        """The push, which sends each rank the rows of its part."""
         held = owned_of(self.room, self.wire.ranks, self.width)
         return RowPush(self.lists, self.width, self.room, held)
 
     def cut(self, slots: jax.Array, sums: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-        """The slots and sums of each table, of the list of a part."""
+        """Splits the list of a part into the slots and sums of each table."""
         widths = [table.layout.width for table in self.tables]
-        return apart(slots, sums, widths, [table.owned for table in self.tables])
+        return by_table(slots, sums, widths, [table.owned for table in self.tables])

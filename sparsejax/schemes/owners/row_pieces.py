@@ -1,14 +1,15 @@
-"""Rows that are listed, to the ranks that hold their tables' shards: a push, and no pull.
+"""Reduce-scatters of listed rows to the ranks that hold shards of their tables.
 
-On the wire, with n ranks and room for K rows on each:
+On the wire, with n ranks and a capacity of K rows on each:
 
-    agree   one pmax of two numbers: the fullest part of any rank, and its rows in all
+    agree   one pmax of two numbers: the rows of the fullest part of any rank, and the most
+            rows of any rank
     push    all_to_all of slots and rows: to each rank those of its piece
 
-Rank i has the i-th of n equal runs of the rows of each table: its piece. The ids decide how
-even pieces are, and no hash. So a message has room for all rows that a rank lists, and one
-of several sizes, down to an n-th of that; all ranks take the smallest that the fullest part
-fits. Each row is added up in one place, which is the only one that needs it.
+Rank i has the i-th of n equal ranges of the rows of each table: its piece. Pieces are not
+hashed, so they may be uneven. So a message has a capacity for all rows that a rank lists,
+and one of several sizes, down to an n-th of that; all ranks take the smallest that holds
+the fullest part. Each row is summed by the only rank that needs it.
 """
 
 import dataclasses
@@ -23,22 +24,22 @@ from sparsejax.schemes.owners.row_push import RowPush, RowsByOwner
 from sparsejax.schemes.row_lists import Lists
 from sparsejax.units.indices import check_numbered, in_range
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.stacked import apart, stacked, starts_of
+from sparsejax.units.stacked import by_table, stacked, starts_of
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.sizes import Sizes
 
 
 def scatter(tables: Sequence[RowGrads], wire: Wire) -> base.SummedRows:
-    """This rank's piece of the sums of listed rows, and what was sent for them.
+    """Returns this rank's piece of the sums of listed rows, and the traffic.
 
     Args:
         tables: This rank's rows of each table, all of one width and dtype; ids may repeat.
-            The ranks divide the rows of each.
+            The number of ranks divides the number of rows of each table.
         wire: The ranks, and the dtype in which rows travel.
 
     Returns:
-        For each table rows of distinct ids, ascending, that count from the first row of
-        the piece: all that any rank has listed of it.
+        For each table all rows of the piece that any rank has listed, with distinct,
+        ascending ids, which count from the first row of the piece.
     """
     if row_lists.is_trivial(tables, wire):
         done = row_lists.of_one_rank(tables, wire)
@@ -51,7 +52,7 @@ def scatter(tables: Sequence[RowGrads], wire: Wire) -> base.SummedRows:
 
 
 def _of_piece(grads, ranks):
-    """A list without rows, of a piece."""
+    """Returns an empty list of rows of a piece; with one rank, the list itself."""
     if ranks == 1:
         return grads
     height = grads.shape[0] // ranks
@@ -61,14 +62,14 @@ def _of_piece(grads, ranks):
 
 @dataclasses.dataclass(frozen=True)
 class _PieceExchange:
-    """The exchange: what is fixed when traced, and the lists."""
+    """The exchange of listed rows by pieces: the lists, and its static properties."""
 
     tables: tuple[RowGrads, ...]
     wire: Wire
 
     @functools.cached_property
     def heights(self) -> list[int]:
-        """Rows of a piece of each table."""
+        """The number of rows of a piece of each table."""
         return [table.shape[0] // self.wire.ranks for table in self.tables]
 
     def __call__(self) -> base.SummedRows:
@@ -85,7 +86,7 @@ class _PieceExchange:
         keys = listed.keys, listed.of_row, listed.starts[:, 0]
         slots, sums, sent = push(*keys, grads.rows, fullest)
         payload = (n - 1) / n * lists.row_bytes * most
-        # Rounded to what travels, as every other way has it.
+        # Rounded to the dtype of the wire, as the sums of other exchanges are.
         sums = sums.astype(lists.dtype).astype(grads.dtype)
         listed = jnp.sum(slots < width, dtype=jnp.int32)
         after = self.wire.maximum(listed)[0].astype(jnp.float32)
@@ -100,7 +101,7 @@ class _PieceExchange:
         return base.SummedRows(self._cut(slots, sums), traffic)
 
     def _keys(self, starts):
-        """The part and slot of each listed row, as one number; `n * width` for none."""
+        """Returns the key of each listed row, part * width + slot; n * width for none."""
         width, keys = starts[-1], []
         for table, height, start in zip(
             self.tables, self.heights, starts[:-1], strict=True
@@ -112,10 +113,10 @@ class _PieceExchange:
         return jnp.concatenate(keys).astype(jnp.int32)
 
     def _cut(self, slots, sums):
-        """The rows of each table's piece, from the list of all."""
+        """Splits the list of all tables into the rows of each table's piece."""
         pairs = zip(self.tables, self.heights, strict=True)
         rooms = [min(self.wire.ranks * x.capacity, height) for x, height in pairs]
-        found = apart(slots, sums, self.heights, rooms)
+        found = by_table(slots, sums, self.heights, rooms)
         return [
             RowGrads(ids, rows.reshape(-1, *x.shape[1:]), (height, *x.shape[1:]))
             for (ids, rows), x, height in zip(found, self.tables, self.heights, strict=True)

@@ -1,13 +1,13 @@
-"""Lists of rows to their owners, which add them up.
+"""Sends listed rows to their owners, which add them up.
 
 On the wire, with n ranks:
 
     push    all_to_all of slots and rows: to each rank those that it owns
 
-A rank sorts the rows that it lists by owner and slot, which also brings equal ones
-together, and writes each where it belongs in the messages, where equal ones add up. An
-owner does the same with what arrives. A row counts as present because it is listed, with
-any numbers in it: an optimizer takes its step for a row that was read.
+A rank sorts the rows that it lists by owner and slot, which also brings equal ids together,
+and adds each row to its place in the messages. An owner does the same with the rows that it
+receives. A listed row counts as present even if it is zero: an optimizer takes its step for
+a row that was read.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ class RowsByOwner:
     """A rank's rows by owner.
 
     Attributes:
-        keys: int32 [K], the distinct rows as part * width + slot, ascending; the number of
-            all slots after the last.
-        of_row: int32 [K], where the key of each listed row is; K where there is none.
-        starts: int32 [parts, tables + 1], where the keys of each part and table begin, and
-            where those of the part end.
+        keys: int32 [K], the distinct rows as part * width + slot, ascending, padded with
+            the sentinel parts * width.
+        of_row: int32 [K], the index in `keys` of each listed row; K if it has no key.
+        starts: int32 [parts, tables + 1], the offsets in `keys` of each part and table, and
+            the end of each part.
     """
 
     keys: jax.Array
@@ -44,12 +44,12 @@ class RowsByOwner:
 
     @classmethod
     def of(cls, keys: jax.Array, starts: Sequence[int], ranks: int) -> "RowsByOwner":
-        """Sorts the keys of listed rows, in any order and with repeats.
+        """Sorts the keys of listed rows, and removes repeats.
 
         Args:
-            keys: int32 [K].
-            starts: Where the slots of each table begin in a part, and where the last end.
-            ranks: How many parts there are.
+            keys: int32 [K], in any order, with repeats.
+            starts: The offsets of the slots of each table in a part, and their end.
+            ranks: The number of parts.
         """
         listed, of_row = distinct(keys, keys.size, ranks * starts[-1])
         part = lax.broadcasted_iota(jnp.int32, (ranks, 1), 0)
@@ -58,24 +58,24 @@ class RowsByOwner:
 
     @property
     def counts(self) -> jax.Array:
-        """int32 [parts, tables]: how many rows each part has of each table."""
+        """int32 [parts, tables], the number of rows of each part and table."""
         return self.starts[:, 1:] - self.starts[:, :-1]
 
 
 def in_messages(
     keys: jax.Array, starts: jax.Array, width: int, room: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Where each key is in the messages to all parts, and the slots of these messages.
+    """Returns the place of each key in the messages to all parts, and their slots.
 
     Args:
-        keys: As of `RowsByOwner`.
-        starts: int32 [parts], where the keys of each part begin.
-        width: Slots in a part.
-        room: Rows in a message, at most.
+        keys: int32 [K], as in `RowsByOwner`.
+        starts: int32 [parts], the offsets in `keys` of each part.
+        width: The number of slots of a part.
+        room: The capacity of a message, in rows.
 
     Returns:
-        int32 [K], the number of all places for no row; int32 [parts, room], `width` for
-        none.
+        The places, int32 [K], with the sentinel parts * room for no row; and the slots,
+        int32 [parts, room], with the sentinel `width` for no row.
     """
     n = starts.size
     parts = jnp.minimum(keys // width, n - 1)
@@ -87,13 +87,13 @@ def in_messages(
 
 @dataclasses.dataclass(frozen=True)
 class RowPush:
-    """The push of lists: what is fixed when traced.
+    """The push of lists, with its static properties.
 
     Attributes:
-        lists: How lists travel.
-        width: Slots in a part.
-        room: Rows in a message, at most.
-        held: Rows that an owner has room for.
+        lists: The format of messages of lists.
+        width: The number of slots of a part.
+        room: The capacity of a message, in rows.
+        held: The capacity of an owner, in rows.
     """
 
     lists: Lists
@@ -109,32 +109,36 @@ class RowPush:
         rows: jax.Array,
         fullest: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The distinct slots that this rank owns, ascending, their sums, and bytes sent.
+        """Sends rows to their owners, and sums those that this rank owns.
 
         Args:
-            keys: As `RowsByOwner.keys`.
-            of_row: As `RowsByOwner.of_row`.
-            starts: int32 [parts], where the keys of each part begin.
-            rows: [K, ...], those that this rank lists.
-            fullest: Rows of the fullest message of all ranks.
+            keys: int32 [K], as `RowsByOwner.keys`.
+            of_row: int32 [K], as `RowsByOwner.of_row`.
+            starts: int32 [parts], the offsets in `keys` of each part.
+            rows: [K, ...], the rows that this rank lists.
+            fullest: int32 [], the rows of the fullest message of all ranks.
+
+        Returns:
+            The distinct slots that this rank owns, int32 [held], ascending; their sums,
+            [held, numbers]; and the bytes sent.
         """
         n = self.lists.wire.ranks
         slots, values, sent = self._sent(keys, of_row, starts, rows, fullest)
         slots = slots.reshape(-1)
         owned, of_row = distinct(slots, self.held, self.width)
         values = values.reshape(slots.size, -1).astype(wide(rows.dtype))
-        # Zeros of which XLA knows, and that the messages begin with too, would be copied.
+        # XLA would share constant zeros with the buffer of the messages, and so copy them.
         zero = lax.optimization_barrier(jnp.zeros((), values.dtype))
         sums = jnp.broadcast_to(zero, (owned.size, values.shape[1]))
         sums = as_varying(sums, varying_axes(values))
         if ordered.is_ordered(self.lists.wire, varying_axes(values)):
-            # No row is twice in the list of a sender.
+            # The list of one sender has no row twice.
             of_each = of_row.reshape(n, -1), values.reshape(n, -1, values.shape[1])
             return owned, add_senders(sums, *of_each), sent
         return owned, sums.at[of_row].add(values, mode="drop"), sent
 
     def _sent(self, keys, of_row, starts, rows, fullest):
-        """The slots and rows that this rank owns, of each rank, and the bytes sent."""
+        """Returns the slots and rows received from each rank, and the bytes sent."""
         n, room, width = self.lists.wire.ranks, self.room, self.width
         place, slots = in_messages(keys, starts, width, room)
         to = place.at[of_row].get(mode="fill", fill_value=n * room)

@@ -1,14 +1,14 @@
-"""Rows of a table that is sharded by rows, to the ranks that read them.
+"""Sends rows of a table that is sharded by rows to the ranks that read them.
 
 On the wire, with n ranks, each of which reads K rows:
 
-    agree    one pmax: how many rows a rank reads of one shard, at most
-    ask      all_to_all of slots: to each rank those of its shard that are read here
-    answer   all_to_all of rows: as many as were asked for
+    agree    one pmax: the most rows that a rank reads of one shard
+    ask      all_to_all of slots: to each rank those of its shard that this rank reads
+    answer   all_to_all of rows: one for each slot asked for
 
 A row that a rank reads several times is asked for once. Rank i holds the i-th of n equal
-runs of rows. Messages have room for K rows, and one of several sizes: all ranks take the
-smallest that the most that is asked of one rank fits. The table itself stays where it is.
+ranges of rows. Messages have a capacity of up to K rows, and one of several sizes: all
+ranks take the smallest that holds the fullest message. The table itself is not moved.
 """
 
 import math
@@ -31,14 +31,14 @@ def read(
     wire: Wire,
     rows_of: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """The rows of ids, [*ids.shape, ...]; the nearest one for an id that is out of range.
+    """Returns the rows of ids, [*ids.shape, ...]; ids out of range are clipped.
 
     Args:
-        ids: Integers, rows of the whole table.
-        height: How many rows a shard has.
+        ids: Integers, row numbers of the whole table.
+        height: The number of rows of a shard.
         wire: The ranks, over which the table is sharded.
-        rows_of: From slots int32 [m] of this rank's shard, `height` for none, to their
-            rows [m, ...].
+        rows_of: A function of slots int32 [m] of this rank's shard, with the sentinel
+            `height` for no row, which returns their rows [m, ...].
     """
     n = wire.ranks
     flat = jnp.clip(ids.reshape(-1), 0, n * height - 1).astype(jnp.int32)

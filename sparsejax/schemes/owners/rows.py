@@ -1,23 +1,23 @@
-"""Rows that are listed, to their owners and back: nothing is of the order of the table.
+"""Sums of listed rows by owners, without any array of the table's size.
 
-On the wire, with n ranks and room for K rows on each:
+On the wire, with n ranks and a capacity of K rows on each:
 
-    agree   one pmax of two numbers: the fullest part of any rank, and its rows in all
+    agree   one pmax of two numbers: the rows of the fullest part of any rank, and the most
+            rows of any rank
     push    all_to_all of slots and rows: to each rank those that it owns
     agree   one pmax: the rows of the owner that has most
     pull    all_gather of slots and sums, from each rank to all
 
-The push is that of `row_parts`. Each row is added up in one place and copied from there, so
+The push is that of `row_parts`. Each row is summed by one rank and copied from there, so
 all ranks hold the same bits. Several tables are one exchange.
 
-Messages have one of a few sizes (`row_lists`), and take the smallest that the fullest part
-fits. Lists that do not fit their parts go to all ranks instead, as they are, and each adds
-them up in the order of the ranks. No row is left out, and no array of the table's size is
-made on either way.
+Messages have one of a few sizes (`row_lists`), the smallest that holds the fullest part.
+Lists that exceed the capacity of their parts are sent to all ranks instead, and each rank
+adds them up in the order of the ranks. No row is left out in either case.
 
-On GPUs what all ranks send is received in runs (`row_lists`): of the sums of one table some
-rows at a time, of lists that go to all ranks some numbers of every row. The sums of several
-tables come as one list, from which each is cut.
+On GPUs the messages of all ranks are received in runs (`row_lists`): for the sums of one
+table some rows at a time, for lists that go to all ranks some columns of all rows. The sums
+of several tables are received as one list, which is then split by table.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from sparsejax.schemes.owners.row_parts import OwnedTable, RowParts
 from sparsejax.units.merging import union
 from sparsejax.units.ownership import Ownership, StripedHash
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.stacked import apart
+from sparsejax.units.stacked import by_table
 from sparsejax.units.units import wide
 from sparsejax.wire import channels
 from sparsejax.wire.collectives import Wire
@@ -46,16 +46,16 @@ from sparsejax.wire.collectives import Wire
 def add_up(
     tables: Sequence[RowGrads], wire: Wire, ownership: Ownership = StripedHash()
 ) -> base.SummedRows:
-    """The sums of listed rows over the ranks, the same on all, and what was sent for them.
+    """Sums listed rows over the ranks; the sums are the same on all ranks.
 
     Args:
         tables: This rank's rows of each table, all of one width and dtype; ids may repeat.
         wire: The ranks, and the dtype in which rows travel.
-        ownership: Who owns which row of a table; one without tables of its own.
+        ownership: The rule for the owner of each row; one that needs no tables.
 
     Returns:
-        For each table rows of distinct ids, with room for all that ranks list: about as
-        many from each owner.
+        For each table rows of distinct ids, with a capacity for all rows that ranks list,
+        divided equally among the owners; and the traffic.
     """
     if row_lists.is_trivial(tables, wire):
         return row_lists.of_one_rank(tables, wire)
@@ -64,7 +64,7 @@ def add_up(
 
 
 def bytes_to_all(listed: int, ranks: int, row_bytes: int) -> float:
-    """Bytes that one rank sends where lists go to all as they are: keys, then rows."""
+    """Returns the bytes that one rank sends for an all_gather of keys, and one of rows."""
     return float((ranks - 1) * listed * (4 + row_bytes))
 
 
@@ -108,7 +108,7 @@ class _RowExchange:
         return base.SummedRows(self.wire.assume_same(totals), traffic)
 
     def _by_owners(self, keys, of_row, starts, rows, *, fullest, most):
-        """Push, add up, pull."""
+        """Pushes rows to owners, which sum them, and pulls the sums."""
         each = (self.wire.ranks - 1) / self.wire.ranks * self.parts.lists.row_bytes
         owned, sums, pushed = self.parts.push(keys, of_row, starts, rows, fullest)
         slots, sums, pulled, messages, agreed = self._pull(owned, sums)
@@ -117,7 +117,7 @@ class _RowExchange:
         return self._of_owners(slots, sums), push, pull, agreed
 
     def _pull(self, owned, sums):
-        """The slots and sums of all owners, bytes, messages, and bytes to agree on them."""
+        """Returns slots and sums of all owners, bytes, messages, and bytes of the pmax."""
         lists, width = self.parts.lists, self.parts.width
         count, agreed = self.wire.maximum(jnp.sum(owned < width, dtype=jnp.int32))
         channel = channels.pull(self.wire)
@@ -126,7 +126,7 @@ class _RowExchange:
         return *lists.send(channel, owned[None], sums[None], count, width), 1, agreed
 
     def _of_owners(self, slots, sums):
-        """Each table's places and rows, from the lists of all owners [ranks, owned]."""
+        """Returns each table's places and rows, from the lists [ranks, owned] of owners."""
         found = []
         of_each = jax.vmap(self.parts.cut)(slots, sums)
         for table, (own, rows) in zip(self.parts.tables, of_each, strict=True):
@@ -134,7 +134,7 @@ class _RowExchange:
         return found
 
     def _to_all(self, keys, of_row, starts, rows, *, most):
-        """All lists to all ranks, each of which adds them up in the order of the ranks."""
+        """Gathers all lists, and adds them up in the order of the ranks."""
         del starts
         parts, tables = self.parts, self.parts.tables
         n, size, dtype = self.wire.ranks, keys.size, parts.lists.dtype
@@ -149,28 +149,28 @@ class _RowExchange:
         def added_up(rows):
             gathered, _ = self.wire.all_gather(rows)
             total = parts.lists.add_up(of_row, gathered, capacity)
-            found = apart(listed, total.astype(dtype), slots, rooms)
+            found = by_table(listed, total.astype(dtype), slots, rooms)
             return list(map(_padded, tables, found))
 
-        # Some numbers of all rows at a time: each is added up in the order of the ranks.
+        # Some columns of all rows at a time: each is summed in the order of the ranks.
         width, row_bytes = merged.shape[1], merged.shape[1] * dtype.itemsize
         of_all = n * size * dtype.itemsize
         some = row_lists.length_of_runs(self.wire, width, of_all, sum(rooms) * row_bytes)
         runs = -(-width // some)
         found = added_up(merged) if runs == 1 else self._by_runs(added_up, merged, some)
-        # The last run has numbers of the one before.
+        # The last run overlaps the one before.
         taken = runs * (some if runs > 1 else width) * dtype.itemsize
         needed = bytes_to_all(1, n, row_bytes) * most
         push = base.stage(bytes_to_all(size, n, taken), needed, runs)
         return found, push, base.stage(), 0.0
 
     def _by_runs(self, added_up, merged, some):
-        """What `added_up` makes of all numbers of the rows, of some of them at a time."""
+        """Applies `added_up` to all columns of the rows, `some` columns at a time."""
         width = merged.shape[1]
         others = varying_axes(merged) - frozenset(axis_names(self.wire.axis))
 
         def turn(run, found):
-            # The last run ends where the rows do, and has numbers of the one before.
+            # The last run ends at the last column, and overlaps the one before.
             first = jnp.minimum(run * some, width - some)
             # A gather: see `Owned._by_runs`.
             taken = first + lax.iota(jnp.int32, some)
@@ -188,7 +188,7 @@ class _RowExchange:
         return lax.fori_loop(0, -(-width // some), turn, empty)
 
     def _by_table(self, keys):
-        """Keys in the order of the tables, then of the owners; still those of a rank."""
+        """Returns a rank's keys, renumbered in the order of tables, then of owners."""
         parts, tables = self.parts, self.parts.tables
         if len(tables) == 1:
             return keys
@@ -201,13 +201,13 @@ class _RowExchange:
 
 
 def _capacity(table: OwnedTable) -> int:
-    """Rows of the sum of a table that there is room for."""
+    """Returns the capacity of the sum of a table, in rows."""
     ranks, width = table.layout.ranks, table.layout.width
     return ranks * max(table.owned, min(table.grads.capacity, width))
 
 
 def _padded(table: OwnedTable, found) -> tuple[jax.Array, jax.Array]:
-    """Places and rows of numbers, in lists of the capacity that both ways have."""
+    """Pads places and rows to the capacity of `_capacity`, which both branches return."""
     places, rows = found
     more = _capacity(table) - places.size
     rows = rows.reshape(places.size, -1).astype(table.grads.dtype)

@@ -1,1 +1,1 @@
-"""Schemes that re-select while they reduce: Ok-Topk, SparDL and gTopk."""
+"""Schemes that select from partial sums while they reduce: Ok-Topk, SparDL and gTopk."""

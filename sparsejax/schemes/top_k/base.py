@@ -1,4 +1,4 @@
-"""Shared parts of the schemes that re-select while they reduce: Ok-Topk, SparDL, gTopk.
+"""Shared parts of the schemes that select while they reduce: Ok-Topk, SparDL, gTopk.
 
 Such a scheme is given the accumulated gradient, which is the gradient plus the residual. It
 returns the sum of what all its selections kept, and for each rank what it left out, the
@@ -8,9 +8,9 @@ next residual. Two rules make the law of conservation hold:
     where the total is not zero  a rank leaves out what its own selections left out
 
 So at each index either all ranks keep their accumulated gradients, or each contribution is
-in the total or left out by exactly one rank. No selection keeps a zero, so the total itself
-tells every rank which of the two it is. (SparDL's global residual collection, Algorithm 1,
-for any scheme.)
+in the total or left out by exactly one rank. No selection keeps a zero, so every rank knows
+the case from the total. (This is SparDL's global residual collection, Algorithm 1, for any
+scheme.)
 
 Units are elements. An array is cut into blocks of equal width, one for each of some ranks;
 the selection from a block travels as one message of fixed size (`ladder.exactly`).
@@ -73,7 +73,7 @@ class TopKScheme(base.LossyScheme):
 
     def k(self, size: int) -> int:
         """Returns the number of elements to select from `size`: at least 1."""
-        # A product that is a whole number but for its rounding is that number.
+        # The factor keeps rounding from raising a product that is a whole number.
         return max(1, min(size, math.ceil(self.density * size * (1 - 1e-12))))
 
 
@@ -91,23 +91,23 @@ class StepCount(NamedTuple):
     """The state of a scheme that only counts its steps.
 
     Attributes:
-        step: int32: calls before this one.
+        step: int32 [], the number of earlier calls.
     """
 
     step: jax.Array
 
 
 def seed_of(step: jax.Array) -> jax.Array:
-    """Returns the seed of a step's selections: which of equal elements they select."""
+    """Returns the seed by which the selections of a step choose among equal elements."""
     return hashing.mix32(step.astype(jnp.uint32), 0x2545F491)
 
 
 class Blocks(NamedTuple):
-    """How an array is cut into blocks of equal width.
+    """A division of an array into blocks of equal width.
 
     Attributes:
         number: The number of blocks.
-        width: Elements of a block; the last one is padded.
+        width: The number of elements of a block; the last block is padded.
     """
 
     number: int
@@ -115,12 +115,12 @@ class Blocks(NamedTuple):
 
     @property
     def words(self) -> int:
-        """Words of a block's packed bits, as `bits.pack_all` makes them."""
+        """The words of a block's packed bits, as `bits.pack_all` makes them."""
         return self.width // bits.WORD + 1
 
     @property
     def size(self) -> int:
-        """Elements of all blocks, padding included."""
+        """The number of elements of all blocks, padding included."""
         return self.number * self.width
 
     def pad(self, x: jax.Array) -> jax.Array:
@@ -137,9 +137,9 @@ class Blocks(NamedTuple):
         """Returns the message sizes for selections from blocks.
 
         Args:
-            capacity: Entries of a block that fit.
-            dtype: Of the elements.
-            code: How indices travel.
+            capacity: The most entries selected from a block.
+            dtype: The dtype of the elements.
+            code: The name of the index code, or "auto".
             least: The smallest number of entries, if it varies.
         """
         width = self.words * bits.WORD
@@ -165,7 +165,7 @@ def unpacked(words: jax.Array, width: int) -> jax.Array:
 
 
 def source_of(rows: jax.Array) -> messages.Source:
-    """Returns where messages find the elements of rows [parts, width], one part a row."""
+    """Returns the source of the elements of rows [parts, width], one row for each part."""
     width = rows.shape[1]
     return messages.Source(rows.reshape(-1), units=lambda part, slots: part * width + slots)
 
@@ -179,28 +179,29 @@ def send_and_add(
     into: jax.Array,
     need: jax.Array | int | None = None,
 ) -> tuple[jax.Array, Sent]:
-    """Sends the selection from each part, and adds what arrives to an array.
+    """Sends the selection from each part, and adds the entries received to an array.
 
-    What arrives from one sender is added after what arrived from the sender before it, so
-    that ranks that receive the same messages end with the same bits.
+    Senders are added in order, so that ranks that receive the same messages compute the
+    same bits.
 
     Args:
         sizes: The message sizes.
-        channel: To whom the messages go.
-        words: The selected slots of each part, packed.
+        channel: The channel that sends the messages.
+        words: uint32 [parts, words], the selected slots of each part, packed.
         source: The values of the slots.
         starts: int32 [senders], the index in `into` of each sender's slot 0.
         into: The array.
-        need: Entries of the fullest message, equal on all ranks; as many as fit if None.
+        need: int32 [], the entries of the fullest message, equal on all ranks; the capacity
+            of the longest message if None.
 
     Returns:
-        The array with everything added, and what was sent.
+        The array with all entries added, and the bytes, rounds and counts.
     """
     slots = Slots.of(words)
 
     def add(into, sender, slots, values):
         start = at_number(starts, sender)
-        at = into.at[bits.apart(slots + start, slots < sizes.width, into.size)]
+        at = into.at[bits.unique_places(slots + start, slots < sizes.width, into.size)]
         return at.add(values, mode="drop", unique_indices=True)
 
     need = jnp.asarray(sizes.top if need is None else need, jnp.int32)

@@ -6,12 +6,12 @@ On the wire, with n ranks, messages of k entries:
     swap    log2 p meetings: partners exchange selections, add up, select k
     unfold  the folded ranks receive the result
 
-The paper reduces along a binary tree to one rank and broadcasts along a tree back: 2 log2 n
-messages, 4 k log2 n words. Swaps send both ways at the same time and need no way back:
-log2 n messages and half the words if n is a power of two, two messages more if it is not.
-What a meeting leaves out goes into the residual of one of the two (`meetings`). The paper's
-ranks only put back what of theirs is not in the result, and lose what was left out of an
-index that is.
+The paper reduces along a binary tree to one rank and broadcasts along a tree: 2 log2 n
+messages, 4 k log2 n words. Swaps send in both directions at the same time and need no
+broadcast: log2 n messages and half the words if n is a power of two, and two messages more
+otherwise. What a meeting leaves out is added to the residual of one of its ranks
+(`meetings`). In the paper a rank only keeps its elements whose indices are not in the
+result, so what was left out at an index that is in the result is lost.
 """
 
 import dataclasses

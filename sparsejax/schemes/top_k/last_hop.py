@@ -1,10 +1,10 @@
 """Ok-Topk's second phase: balance and allgatherv (section 3.1.2).
 
-On the wire, each rank's selection from its region goes to all ranks, in messages as long
-as the longest. If one rank has many times its share, those would be mostly padding. Then
-each rank writes its entries into its own run of one list, with zeros elsewhere, and the
-list goes through an all-reduce of integers: its reduce-scatter does what the paper's data
-balancing does, its all-gather what the allgatherv does.
+On the wire, each rank's selection from its region is gathered on all ranks, in messages as
+long as the longest. If one rank has many times its share, these would be mostly padding.
+Then each rank writes its entries into its own range of one list, with zeros elsewhere, and
+the list is summed by an all-reduce of integers: its reduce-scatter does the work of the
+paper's data balancing, and its all-gather that of the allgatherv.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ from sparsejax.wire.ladder import Ladder
 
 @dataclasses.dataclass(frozen=True)
 class LastHop:
-    """Balance and allgatherv for arrays of one shape: what is fixed when traced.
+    """Balance and allgatherv for arrays of one shape, with their static properties.
 
     Attributes:
-        regions: How elements are divided.
+        regions: The division of elements.
         sizes: The message sizes.
-        balance_at: From how many times the mean on the largest count is balanced.
+        balance_at: The multiple of the mean above which the largest count is balanced.
         wire: The ranks.
     """
 
@@ -42,16 +42,16 @@ class LastHop:
     def gathered(
         self, region: jax.Array, words: jax.Array, counts: jax.Array, starts: jax.Array
     ) -> tuple[jax.Array, base.Stage]:
-        """Gathers what was selected of all regions (Algorithm 1, line 13).
+        """Gathers the selections from all regions (Algorithm 1, line 13).
 
         Args:
             region: The sum of this rank's region.
             words: The selection from it, packed.
-            counts: int32 [ranks], how many elements each rank selected, equal on all ranks.
-            starts: Of the regions.
+            counts: int32 [ranks], the elements that each rank selected, equal on all ranks.
+            starts: The starts of the regions, in words.
 
         Returns:
-            The selected elements [size], the same on all ranks, and what was sent.
+            The selected elements, [size], the same on all ranks, and the stage.
         """
         regions, wire = self.regions, self.wire
         need = wire.same_elsewhere(jnp.max(counts))
@@ -64,11 +64,11 @@ class LastHop:
         return wire.assume_same(total[: regions.size]), wire.assume_same(stage)
 
     def _zeros(self, dtype):
-        # A function, because XLA would copy an array that is given to a branch.
+        # A method, because XLA would copy an array that is an operand of a branch.
         return jnp.zeros(self.regions.words * bits.WORD, dtype)
 
     def _directly(self, region, words, starts, need):
-        """Each rank's selection to all, in messages as long as the longest."""
+        """Gathers each rank's selection, in messages as long as the longest."""
         total, sent = top_k.send_and_add(
             self.sizes,
             channels.pull(self.wire),
@@ -81,7 +81,7 @@ class LastHop:
         return total, base.stage_of(sent)
 
     def _balanced(self, region, words, counts, starts):
-        """One list, of which each rank writes a run, by an all-reduce."""
+        """All-reduces one list, of which each rank has written its own range."""
         regions, me = self.regions, self.wire.rank
         lanes = lax.iota(jnp.int32, regions.most)
         places, _ = bits.listed(bits.rank_index(words, lanes=regions.most), regions.most)
@@ -90,7 +90,7 @@ class LastHop:
         index = (starts[me] * bits.WORD + places + 1).astype(jnp.uint32)
         values = bits.words_of(region.at[places].get(mode="clip")[:, None])
         rows = jnp.concatenate([index[:, None], values], axis=1)
-        run = bits.apart(first + lanes, lanes < counts[me], regions.most)
+        run = bits.unique_places(first + lanes, lanes < counts[me], regions.most)
         listed = jnp.zeros_like(rows).at[run].set(rows, mode="drop", unique_indices=True)
         listed, sent = self.wire.psum(self.wire.per_rank(listed))
         values = bits.rows_of(listed[:, 1:], region.dtype, 1)[:, 0]

@@ -1,15 +1,14 @@
 """Recursive doubling with a selection after each exchange.
 
 In a meeting two partners exchange their selections, add them up and select the k largest
-of the sum, so messages keep one size. gTopk consists of meetings, and so does SparDL's
-R-SAG between teams. Both partners add the same two numbers and select by the same rule, so
-they end with the same bits, and after the last meeting all ranks do.
+elements of the sum, so messages keep one size. gTopk consists of meetings, and so does
+SparDL's R-SAG between teams. Both partners add the same two numbers and select by the same
+rule, so they have the same bits, and after the last meeting all ranks do.
 
-What the selection after a meeting leaves out is then known to every rank that has the same
-sum: to two ranks after the first meeting, to four after the second. One of them takes it
-into its residual, a different one from element to element. (In SparDL's paper both partners
-collect half of it. After the second meeting four ranks have the sum, so that would collect
-it twice.)
+Every rank that has the same sum knows what the selection after a meeting leaves out: two
+ranks after the first meeting, four after the second. One of them adds it to its residual, a
+different one from element to element. (In SparDL's paper both partners collect half of it.
+After the second meeting four ranks have the sum, so that would collect it twice.)
 """
 
 from typing import NamedTuple
@@ -32,7 +31,7 @@ class PartialSum(NamedTuple):
     Attributes:
         kept: [width], the selected elements of the sum, zeros elsewhere.
         left_out: [width], this rank's part of what the selections left out.
-        stage: What was sent.
+        stage: The traffic so far.
     """
 
     kept: jax.Array
@@ -42,13 +41,13 @@ class PartialSum(NamedTuple):
     def then(
         self, x: jax.Array, words: jax.Array, keeper: jax.Array | bool, stage: base.Stage
     ) -> "PartialSum":
-        """Returns what a selection from the next partial sum keeps and leaves out.
+        """Returns the partial sum after a selection from a new sum.
 
         Args:
             x: [width], the new sum.
             words: The selection from it, packed.
-            keeper: Booleans [width]: where this rank keeps what the selection leaves out.
-            stage: What was sent so far.
+            keeper: Booleans [width], where this rank keeps what the selection leaves out.
+            stage: The traffic so far.
         """
         selected = top_k.unpacked(words, x.size)[0]
         zero = jnp.zeros_like(x)
@@ -65,7 +64,7 @@ def start(x: jax.Array, k: int, seed: jax.Array) -> PartialSum:
 
 
 def message_sizes(size: int, k: int, dtype: jnp.dtype, code: str) -> Ladder:
-    """The message sizes for selections of k from `size` elements."""
+    """Returns the message sizes for selections of k from `size` elements."""
     return top_k.cut(size, 1).ladder(k, dtype, code)
 
 
@@ -82,18 +81,18 @@ def meet(
 
     Args:
         before: The selections.
-        pairs: Which rank sends to which.
+        pairs: The permutation of the ranks, as pairs (source, target).
         k: The number of elements to select from the sum.
-        seed: Which of equal elements are selected, the same on all ranks.
-        code: How indices travel.
+        seed: The seed of the choice among equal elements, the same on all ranks.
+        code: The name of the index code, or "auto".
         wire: The ranks.
-        keeper: Booleans [width]: where this rank keeps what the selection leaves out.
+        keeper: Booleans [width], where this rank keeps what the selection leaves out.
     """
     kept = before.kept
     sizes = message_sizes(kept.size, k, kept.dtype, code)
     channel = channels.swap(wire, [pairs])
     words = bits.pack_all(bits.nonzero(kept))[None]
-    # Added to zeros first, so that partners add the same two numbers.
+    # The partner's entries are added to zeros first, so that both add the same two numbers.
     source, starts = top_k.source_of(kept[None]), jnp.zeros(1, jnp.int32)
     arrived, sent = top_k.send_and_add(
         sizes, channel, words, source, starts, jnp.zeros_like(kept)
@@ -105,12 +104,12 @@ def meet(
 
 
 def keepers(width: int, holder: jax.Array, holders: int) -> jax.Array:
-    """Returns booleans [width]: where one of the ranks that hold a sum is the keeper.
+    """Returns booleans [width], where this rank, of those that hold a sum, is the keeper.
 
     Args:
-        width: Elements of the sum.
+        width: The number of elements of the sum.
         holder: This rank's number among those that hold the sum.
-        holders: How many ranks hold the sum.
+        holders: The number of ranks that hold the sum.
     """
-    # Neighbouring elements have different keepers, as have those of most strides.
+    # Keepers alternate from element to element, and so also along most strides.
     return lax.iota(jnp.int32, width) % holders == holder

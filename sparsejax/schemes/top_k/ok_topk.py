@@ -3,29 +3,31 @@
 Algorithm 1 of the paper. On the wire, with n ranks, P = (n - 1)/n, and k elements to
 select, in each step:
 
-    counts              all_gather of four numbers: how many elements are above a rank's
-                        threshold, how many of them fit the messages, how many the fullest
-                        of these has, the threshold
-    split and reduce    all_to_all: each rank sends every other what it selected of that
+    counts              all_gather of four numbers: the number of elements above a rank's
+                        threshold, the number of these that fit the messages, the entries
+                        of the fullest message, and the threshold
+    split and reduce    all_to_all: each rank sends every other rank its selection from that
                         rank's region: 2 k P words
-    counts              all_gather of how many elements of each region's sum are above the
-                        global threshold, and above some others
-    balance and         those of them that are selected go to all, in messages as long as
-    allgatherv          the longest. If one rank has more than `balance_at` times the mean,
-                        an all-reduce of one list instead (`last_hop`)
+    counts              all_gather of the numbers of elements of each region's sum that are
+                        above the global threshold, and above some other candidates
+    balance and         all_gather of the selected sums, in messages as long as the longest.
+    allgatherv          If one rank has more than `balance_at` times the mean, an all-reduce
+                        of one list instead (`last_hop`)
 
-So 6 k P words with the papers' format where regions are balanced, up to 6 (1 + slack) k P
-where they are not, and less with index codes. (From twice the mean on, the list sends about
-as much as messages padded to the longest would; the paper balances from four times on.)
+That is 6 k P words in the papers' format where regions are balanced, up to
+6 (1 + slack) k P where they are not, and less with index codes. (From twice the mean on,
+the list sends about as much as messages padded to the longest would; the paper balances
+from four times on.)
 
 Thresholds are computed exactly every `threshold_every` steps and reused in between
-(`threshold_reuse`). Every `repartition_every` steps, and after one in which a twentieth of
-the selected elements did not fit, the bounds of the regions are moved: an all-reduce of n
-numbers (`regions`).
+(`threshold_reuse`). Every `repartition_every` steps, and after a step in which a twentieth
+of the selected elements did not fit, the bounds of the regions are moved, by an all-reduce
+of n numbers (`regions`).
 
-Messages fit `slack` more than the mean. If more elements are above a threshold, the largest
-of them are sent, so nothing needs room for what a wrong threshold would select. What is
-selected but not in the total stays in the residual of the rank that had it.
+The capacity of messages exceeds the mean by `slack`. If more elements are above a
+threshold, only the largest are sent, so no buffer needs room for the selection of a wrong
+threshold. What is selected but not in the total stays in the residual of the rank that had
+it.
 
 Sums are taken in the order of the ranks and copied, so all ranks end with the same bits.
 """
@@ -52,16 +54,16 @@ from sparsejax.wire import channels, collectives, gathers, index_codes, messages
 
 
 _EXCHANGES = ("all_to_all", "rotated")
-_FITTING = 0.95  # Of the selected elements: if fewer fit, regions are repartitioned.
+_FITTING = 0.95  # If a smaller share of selected elements fits, regions are repartitioned.
 
 
 class OkTopkState(NamedTuple):
     """State of `OkTopk`, the same on all ranks.
 
     Attributes:
-        step: int32: calls before this one.
-        fitting: [ranks], the thresholds with which each rank would have selected k
-            elements in the last step.
+        step: int32 [], the number of earlier calls.
+        fitting: [ranks], estimates of the thresholds with which each rank would have
+            selected k elements in the last step.
         trends: [ranks], the mean logarithm of their change from step to step.
         threshold: The global threshold.
         starts: int32 [ranks], the word of 32 elements at which each rank's region starts.
@@ -85,11 +87,11 @@ class SelectionCounts(NamedTuple):
     """Counts of selected elements that all ranks know of each other.
 
     Attributes:
-        above: int32 [ranks], how many elements are above each rank's threshold.
-        sent: int32 [ranks], how many of them fit the messages.
-        fullest: int32, how many the fullest of all messages has.
+        above: int32 [ranks], the number of elements above each rank's threshold.
+        sent: int32 [ranks], the number of these that fit the messages.
+        fullest: int32 [], the entries of the fullest of all messages.
         thresholds: [ranks], the local thresholds.
-        bytes: What one rank sent for it.
+        bytes: The bytes that one rank sent for these counts.
     """
 
     above: jax.Array
@@ -187,7 +189,7 @@ class OkTopk(top_k.TopKScheme):
         accumulated = x.dense().reshape(-1)
         base.check_units(accumulated)
         regions = self.regions(accumulated.size, wire.ranks)
-        # The step decides what the program does, on all shards of a second axis.
+        # Branches depend on the step, so it must be equal over a second axis, too.
         step = wire.same_elsewhere(state.step)
         seed, k = top_k.seed_of(step), jnp.int32(regions.k)
         rule = ThresholdRule(self.threshold_every, self.slack, self.power, self.step)
@@ -207,7 +209,7 @@ class OkTopk(top_k.TopKScheme):
         total, pull = last_hop.gathered(region, chosen, by_rank, starts)
         sent = top_k.unpacked(words[None], accumulated.size)[0]
         left = top_k.residual(accumulated, jnp.where(sent, 0, accumulated), total)
-        # Of many ranks there may be more than int32 can count.
+        # In float32, since int32 could overflow with many ranks.
         selected = jnp.sum(jnp.minimum(counts.above, regions.most), dtype=jnp.float32)
         fitting = jnp.sum(counts.sent, dtype=jnp.float32)
         state = OkTopkState(
@@ -246,15 +248,15 @@ class OkTopk(top_k.TopKScheme):
         """Sums this rank's region (Algorithm 1, line 8).
 
         Args:
-            regions: How elements are divided.
+            regions: The division of elements.
             x: The accumulated gradient.
             parts: The selection from each region, packed.
-            starts: Of the regions.
-            need: Entries of the fullest message.
+            starts: The starts of the regions, in words.
+            need: int32 [], the entries of the fullest message.
             wire: The ranks.
 
         Returns:
-            The sum of what all ranks selected of this region [width], and what was sent.
+            The sum of all ranks' selections from this region, [width], and the stage.
         """
         first = starts * bits.WORD
         unit = lambda part, slots: first.at[part].get(mode="promise_in_bounds") + slots
@@ -276,7 +278,7 @@ class OkTopk(top_k.TopKScheme):
         return region, base.stage_of(sent, jnp.maximum(need / mean, 1))
 
     def forecast(self, load):
-        """Reckons with k elements, spread evenly: in a run its thresholds decide."""
+        """Forecasts k evenly spread elements; in a run thresholds decide how many."""
         n = load.ranks
         regions = self.regions(load.size, n)
         dtype = wide(load.dtype)
@@ -284,7 +286,7 @@ class OkTopk(top_k.TopKScheme):
         sizes = regions.split_ladder(dtype, self.code)
         route = channels.Route(n - 1)
         push, turns, room = sizes.sent(min(regions.room, fullest), route)
-        # Of an all-to-all or a gather each round is n - 1 messages, as in the paper.
+        # A round of an all-to-all or of a gather is n - 1 messages, as in the paper.
         latencies = turns * (n - 1)
         if self.split == "rotated":
             turns *= gathers.rotated_route(n, self.bucket).waits
@@ -297,11 +299,11 @@ class OkTopk(top_k.TopKScheme):
 
 
 def _exchange_counts(parts, above, threshold, wire):
-    """Gathers what each rank selected, and how much of it fits.
+    """Gathers the counts and thresholds of all ranks.
 
     Args:
         parts: The selection from each region, packed.
-        above: How many elements are above this rank's threshold.
+        above: int32 [], the number of elements above this rank's threshold.
         threshold: This rank's threshold.
         wire: The ranks.
     """

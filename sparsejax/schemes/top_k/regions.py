@@ -1,9 +1,9 @@
-"""Ok-Topk's regions: which rank sums which elements (section 3.1.1).
+"""Ok-Topk's regions: the ranges of elements that each rank sums (section 3.1.1).
 
-A region is a run of whole words of 32 elements, so that the packed bits of a selection
-split into those of the regions. The bounds are moved so that about as many selected
-elements are in each. No region is wider than four times the mean, because its sum has a
-buffer of fixed size. At worst a quarter of the ranks have empty regions.
+A region has consecutive whole words of 32 elements, so that the packed bits of a selection
+can be split by region. The bounds are moved so that regions have about equally many
+selected elements. No region is wider than four times the mean, because its sum has a buffer
+of fixed size. So at worst three quarters of the ranks have empty regions.
 """
 
 import math
@@ -25,16 +25,16 @@ _WIDEST = 4  # The width of the widest region over the mean width.
 
 
 class Regions(NamedTuple):
-    """How elements are divided among ranks, and how many of them fit.
+    """The division of elements among ranks, and the capacities of messages.
 
     Attributes:
         size: The number of elements.
         ranks: The number of ranks.
-        words: Words of 32 elements.
-        widest: Words of the widest region.
+        words: The number of words of 32 elements.
+        widest: An upper bound of the words of a region.
         k: The number of elements to select.
         most: The largest number of elements that may be selected.
-        room: Entries of one region that fit a message of split and reduce.
+        room: The capacity of a message of split and reduce, in entries of one region.
     """
 
     size: int
@@ -47,22 +47,22 @@ class Regions(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Elements of the widest region."""
+        """An upper bound of the elements of a region."""
         return self.widest * bits.WORD
 
     def even(self) -> jax.Array:
-        """Returns the starts of regions of one width."""
+        """Returns the starts of regions of equal width, int32 [ranks], in words."""
         mean = -(-self.words // self.ranks)
         return jnp.minimum(jnp.arange(self.ranks, dtype=jnp.int32) * mean, self.words)
 
     def allowed(self, starts: jax.Array) -> jax.Array:
-        """Returns starts close to these with which no region is wider than the widest."""
+        """Adjusts starts so that they ascend and no region is wider than `widest`."""
         rank = jnp.arange(self.ranks, dtype=jnp.int32)
-        # Two means that are nearly the same need not be in order once they are rounded.
+        # Two means that are nearly equal may be out of order after rounding.
         starts = jnp.where(rank == 0, 0, jnp.clip(starts, 0, self.words))
         starts = lax.cummax(starts)
         starts = jnp.maximum(starts, self.words - (self.ranks - rank) * self.widest)
-        # No start is more than the widest region after the one before it.
+        # No start is more than `widest` after the previous one.
         return lax.cummin(starts - rank * self.widest) + rank * self.widest
 
     def split_ladder(self, dtype: jnp.dtype, code: str) -> ladder.Ladder:
@@ -77,10 +77,10 @@ class Regions(NamedTuple):
         return ladder.exactly(self.width, dtype.itemsize, most, code, least)
 
     def repartitioned(self, words: jax.Array, wire: Wire) -> jax.Array:
-        """Returns starts with which the regions have about as many selected elements.
+        """Returns starts with which regions have about equally many selected elements.
 
-        Each rank computes the starts that would fit its own selection; the mean of all
-        ranks' starts is taken.
+        Each rank computes the starts that would divide its own selection equally; the
+        result is the mean of all ranks' starts.
 
         Args:
             words: The selection of this rank, packed.
@@ -92,20 +92,20 @@ class Regions(NamedTuple):
         first = (rank.astype(jnp.float32) * count / self.ranks).astype(jnp.int32)
         here = bits.select(index, first, length=1)[:, 0] // bits.WORD
         starts = jnp.where(count > 0, here, self.even()).astype(jnp.float32)
-        # A sum of integers might overflow. All ranks have the same sum of floats.
+        # A sum in int32 could overflow. psum gives the same float32 sum on all ranks.
         total, _ = wire.psum(wire.per_rank(starts))
         return self.allowed(jnp.round(total / self.ranks).astype(jnp.int32))
 
     def fitted(
         self, x: jax.Array, words: jax.Array, starts: jax.Array, seed: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Divides a selection among the regions, and cuts it to what fits the messages.
+        """Divides a selection among the regions, and reduces it to what messages hold.
 
         Args:
             x: The array.
             words: The selection from it, packed.
-            starts: Of the regions.
-            seed: Which of equal elements are selected, where not all fit.
+            starts: The starts of the regions.
+            seed: The seed of the choice among equal elements, where not all fit.
 
         Returns:
             The packed bits of each region [ranks, widest], and of the whole selection.
@@ -124,7 +124,8 @@ class Regions(NamedTuple):
 
     def _largest(self, x, words, counts, seed):
         """Returns the largest selected elements of each region that fit its message."""
-        # They are listed first: a region of the list is shorter than one of the array.
+        # The selection is listed first: a region's part of the list is shorter than that of
+        # the array.
         lanes = lax.iota(jnp.int32, self.most)
         places, real = bits.listed(bits.rank_index(words, lanes=self.most), self.most)
         listed = jnp.where(real, x.at[places].get(mode="clip"), 0)
@@ -135,7 +136,7 @@ class Regions(NamedTuple):
             elements = lax.dynamic_slice_in_dim(listed, first[region], self.most)
             elements = jnp.where(lanes < counts[region], elements, 0)
             flags = bits.unpack(magnitudes.largest(elements, jnp.int32(self.room), seed))
-            # The next region overwrites what is written past the end of this one.
+            # The flags past the end of this region are overwritten by the next region.
             flags = flags[: self.most]
             return lax.dynamic_update_slice_in_dim(selected, flags, first[region], 0)
 

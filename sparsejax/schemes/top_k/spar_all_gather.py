@@ -1,14 +1,14 @@
 """SparDL's second phase: Spar-All-Gather, which synchronizes the teams (section III.D).
 
 After Spar-Reduce-Scatter the ranks of one place in all d teams have the same block, each
-with the sum of its team. Two ways add these sums up:
+with the sum of its team. There are two algorithms to add up these sums:
 
     R-SAG  log2 d meetings, where d is a power of two (`meetings`)
-    B-SAG  each rank's h largest elements go to all others by Bruck's algorithm; then all
-           select from the sum
+    B-SAG  an all-gather of each rank's h largest elements by Bruck's algorithm; then all
+           ranks select from the sum
 
-Both leave the same elements on all ranks of one place. Algorithm 2 adapts h from step to
-step, so that about as many elements as are wanted have a sum that is not zero.
+With both all ranks of one place have the same elements. Algorithm 2 adapts h from step to
+step, so that the number of non-zero elements of the sum is close to k.
 """
 
 from typing import NamedTuple
@@ -24,12 +24,12 @@ from sparsejax.wire import gathers
 
 
 class TopH(NamedTuple):
-    """B-SAG's number of elements that each team sends, and how it changes.
+    """B-SAG's number of elements that each team sends, and its change.
 
     Attributes:
-        value: float32: h of the paper's Algorithm 2.
-        step: float32: the change of h.
-        doubles: Whether another step in the same direction is twice as large.
+        value: float32 [], h of the paper's Algorithm 2.
+        step: float32 [], the last change of h.
+        doubles: Boolean [], whether the next step, if in the same direction, is doubled.
     """
 
     value: jax.Array
@@ -46,15 +46,16 @@ def first_h(teams: Teams | None) -> TopH:
 
 
 def next_h(h: TopH, teams: Teams, total: jax.Array) -> TopH:
-    """Adapts h to the total of a step, which all ranks have (Algorithm 2)."""
+    """Returns the next h, from the total of a step, which all ranks have (Algorithm 2)."""
     rows = bits.nonzero(total).reshape(teams.blocks.number, teams.blocks.width)
     counts = jnp.sum(rows, axis=1)
-    # The paper counts one block; ranks of a team have different ones, so most of them.
+    # The paper counts one block. The ranks of a team have different blocks, so here the
+    # majority of blocks decides.
     too_many = 2 * jnp.sum(counts >= teams.k) >= teams.blocks.number
     same_direction = too_many != (h.step > 0)
     step = jnp.where(same_direction, h.step * jnp.where(h.doubles, 2.0, 1.0), -h.step / 2)
-    # A step of less than one element would change nothing. At a bound, where each step has
-    # the same direction, it would grow without end.
+    # A step of less than one element would have no effect. At a bound, where all steps have
+    # the same direction, steps would grow without limit.
     most = max(1.0, float(teams.k - teams.least_h))
     step = jnp.sign(step) * jnp.clip(jnp.abs(step), 1.0, most)
     value = jnp.clip(h.value + step, teams.least_h, teams.k)
@@ -67,7 +68,7 @@ def synchronize_teams(block: jax.Array, member: Member, h: TopH) -> meetings.Par
     Args:
         block: [width], this rank's block.
         member: This rank in its team.
-        h: For B-SAG.
+        h: The number of elements that B-SAG sends.
 
     Returns:
         The selected elements, the same on all ranks of one place.
@@ -81,7 +82,7 @@ def synchronize_teams(block: jax.Array, member: Member, h: TopH) -> meetings.Par
 
 
 def _r_sag(selected, member):
-    """R-SAG: recursive doubling, so that 2, 4, ... teams have the same selection."""
+    """Meets by recursive doubling (R-SAG): 2, 4, ... teams have the same selection."""
     teams, q = member.teams, member.teams.within.size
     distance = 1
     while distance < teams.number:
@@ -99,7 +100,7 @@ def _r_sag(selected, member):
 
 
 def _b_sag(selected, member, h):
-    """B-SAG: gathers each team's h largest elements, and selects from their sum."""
+    """Gathers each team's h largest elements, and selects from their sum (B-SAG)."""
     teams = member.teams
     count = jnp.round(h.value).astype(jnp.int32)
     count = member.wire.same_elsewhere(count)

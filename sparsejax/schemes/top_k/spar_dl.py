@@ -1,7 +1,7 @@
 """SparDL: a reduce-scatter that selects before it sends, then an all-gather.
 
-The n ranks are d teams of q = n / d, and an array is cut into q blocks; of each block
-L = d k / n elements are selected. On the wire, in messages of L entries a block:
+The n ranks are d teams of q = n / d, and an array is cut into q blocks, from each of which
+L = d k / n elements are selected. On the wire, in messages of L entries for each block:
 
     SRS     Spar-Reduce-Scatter in each team, ceil(log2 q) messages: each rank sends the
             blocks of one step in one message to the rank 2**i ahead, q - 1 blocks in all
@@ -11,14 +11,15 @@ L = d k / n elements are selected. On the wire, in messages of L entries a block
     gather  Bruck's all-gather in each team, ceil(log2 q) messages: q - 1 blocks
 
 With one team that is 2 ceil(log2 n) messages and 4 k (n - 1)/n words, one index and one
-value an entry. Index codes make it less, and each block has one more word, its count.
+value for each entry. Index codes take fewer words, and each block has one more word, its
+count.
 
-What a selection leaves out goes into the residual of the rank that selected
-(`spar_reduce_scatter`); what is left out of a sum that several ranks have goes into that of
-one of them, a different one from element to element (`meetings`).
+What a selection leaves out is added to the residual of the rank that selected
+(`spar_reduce_scatter`). What is left out of a sum that several ranks have is added to the
+residual of one of them, a different one from element to element (`meetings`).
 
-All ranks of one place add the same numbers in the same order and have the same sum, which
-the others copy: so all ranks end with the same bits.
+All ranks of one place add the same numbers in the same order, so they have the same sum,
+which the other ranks copy. So all ranks end with the same bits.
 """
 
 import dataclasses
@@ -52,8 +53,8 @@ class SparDLState(NamedTuple):
     """State of `SparDL`, the same on all ranks.
 
     Attributes:
-        step: int32: calls before this one.
-        h: B-SAG's number of elements that each team sends.
+        step: int32 [], the number of earlier calls.
+        h: The number of elements that each team sends in B-SAG.
     """
 
     step: jax.Array
@@ -185,7 +186,7 @@ class SparDL(top_k.TopKScheme):
         return base.Reduced(total.reshape(x.shape), left.reshape(x.shape), state, traffic)
 
     def forecast(self, load):
-        """Of B-SAG the most that it sends: how much is known of its state alone."""
+        """Forecasts what one rank sends; for B-SAG an upper bound, since h is not known."""
         teams = self.teams_of(load.size, load.ranks)
         sizes = teams.ladder(wide(load.dtype), self.code)
         block, _, _ = sizes.sent(sizes.top, channels.Route(1))
@@ -198,7 +199,7 @@ class SparDL(top_k.TopKScheme):
 
 
 def _network(network: Any) -> Network:
-    """Returns a network, made of seconds a message and bytes a second if it is a pair."""
+    """Returns the network; a pair is seconds for a message and bytes for a second."""
     if isinstance(network, Network):
         return network
     pair = isinstance(network, Sequence) and len(network) == 2

@@ -4,10 +4,10 @@ Spar-Reduce-Scatter (SRS, section III.B) takes ceil(log2 q) steps in a team of q
 each step a rank sends one bag of blocks to the rank 2**i ahead of it, the farthest first,
 and adds the bag that arrives to its own blocks. In the end it has sent all blocks but one.
 
-A block is selected from right before it is sent, not after each addition (the paper's
-"Optimization for SRS"). What the selection leaves out stays in the sender's copy of the
-block. So in the end that copy is what this rank's selections have left out: the paper's
-global residual collection (section III.C) without a second copy.
+The selection from a block is made right before it is sent, not after each addition (the
+paper's "Optimization for SRS"). What the selection leaves out stays in the sender's copy of
+the block. So at the end that copy has all that this rank's selections have left out: the
+paper's global residual collection (section III.C) without a second copy.
 """
 
 import jax
@@ -21,8 +21,8 @@ from sparsejax.units import bits
 from sparsejax.wire import gathers
 
 
-# Blocks of a bag are different ones, and there. One operation takes all of them, however
-# many ranks a team has.
+# The blocks of a bag are distinct and in range. One gather or scatter handles all of them,
+# for any number of ranks.
 _APART = {"unique_indices": True, "mode": "promise_in_bounds"}
 
 
@@ -34,8 +34,8 @@ def spar_reduce_scatter(x: jax.Array, member: Member) -> tuple[jax.Array, base.S
         member: This rank in its team.
 
     Returns:
-        The blocks: this rank's own has the sum of what arrived, not yet selected from; the
-        others what this rank's selections left out. And what was sent.
+        The blocks, and the stage. This rank's own block has the sum of its team, from which
+        nothing has been selected yet. The others have what this rank's selections left out.
     """
     blocks, ring = member.teams.blocks, member.teams.within
     stage, q = base.stage(), ring.size
@@ -73,7 +73,7 @@ def all_gather(block: jax.Array, member: Member) -> tuple[jax.Array, base.Stage]
         member: This rank in its team.
 
     Returns:
-        All blocks [blocks.size], the same on all ranks, and what was sent.
+        All blocks, [blocks.size], the same on all ranks, and the stage.
     """
     blocks = member.teams.blocks
     total, sent = top_k.send_and_add(

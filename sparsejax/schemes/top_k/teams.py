@@ -1,8 +1,9 @@
-"""SparDL's teams: how ranks and elements are divided.
+"""SparDL's teams: the division of ranks and elements.
 
 The n ranks are d teams of n / d neighbouring ranks. An array is cut into as many blocks as
-a team has ranks; of each block L = d k / n elements are selected. After Spar-Reduce-Scatter
-each rank of a team has one block, and ranks of one place have the same block in all teams.
+a team has ranks, and L = d k / n elements are selected from each block. After
+Spar-Reduce-Scatter each rank of a team has one block, and the ranks of one place have the
+same block in all teams.
 """
 
 import dataclasses
@@ -18,10 +19,10 @@ from sparsejax.wire.ladder import Ladder
 
 
 class Teams(NamedTuple):
-    """How ranks and elements are divided.
+    """The division of ranks into teams, and of elements into blocks.
 
     Attributes:
-        within: Each team as a ring of its ranks.
+        within: The rings of the ranks of each team.
         number: d, the number of teams.
         blocks: The blocks.
         k: L, the number of elements to select from a block.
@@ -36,16 +37,16 @@ class Teams(NamedTuple):
 
     @property
     def across(self) -> gathers.Rings:
-        """The ranks of one place in all teams as a ring."""
+        """The rings of the ranks of one place in all teams."""
         return gathers.Rings(self.within.ranks, self.number, self.within.size)
 
     def ladder(self, dtype: jnp.dtype, code: str, least: int | None = None) -> Ladder:
-        """The message sizes for selections from blocks."""
+        """Returns the message sizes for selections from blocks."""
         return self.blocks.ladder(self.k, dtype, code, least)
 
     @property
     def least_h(self) -> int:
-        """The least h of B-SAG: enough where no two teams select the same elements."""
+        """The least h of B-SAG, which suffices if no two teams select equal indices."""
         return max(1, self.k // self.number)
 
 
@@ -54,10 +55,10 @@ class Member:
     """A rank as the member of its team, in one step.
 
     Attributes:
-        teams: How ranks and elements are divided.
+        teams: The division of ranks and elements.
         wire: The ranks.
-        code: How indices travel.
-        seed: Which of equal elements are selected, the same on all ranks.
+        code: The name of the index code, or "auto".
+        seed: The seed of the choice among equal elements, the same on all ranks.
     """
 
     teams: Teams

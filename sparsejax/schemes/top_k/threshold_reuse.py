@@ -4,17 +4,18 @@ Every `every` steps both thresholds are computed exactly: the local ones on each
 global one by counting the elements of all regions above fifteen candidates, eight times
 (`magnitudes.kth_by_digits`; the authors gather all sums on all ranks).
 
-In between, a rank's threshold is the one that would have selected k elements in the last
-step, estimated as a power of the count over k, times its trend: residuals grow for the
-first hundred steps or so, and thresholds with them. If it selects `slack` more or fewer
-than k elements it is computed exactly at once, which sends nothing. For the global
-threshold, ranks count the elements above the last one and above thirty candidates around
-it, and the one whose count is closest to k is taken; if no count is within `slack` of k, it
+In between, a rank's threshold is an estimate of the one that would have selected k elements
+in the last step, from a power of the count over k, times a trend: residuals grow for about
+the first hundred steps, and thresholds with them. If it selects `slack` more or fewer than
+k elements it is computed exactly at once, which sends nothing. For the global threshold,
+ranks count the elements above the last threshold and above thirty candidates around it, and
+take the one whose count is closest to k; if no count is within `slack` of k, the threshold
 is computed exactly.
 
-The authors move both thresholds by a fixed factor, and only if the count is below 2/3 k or
-above 5/4 k (local) or 4/3 k (global): that is `power=None`. Error feedback piles up
-elements right below a threshold, so one per cent less may select a third more.
+The authors change both thresholds by a fixed factor, and only if the count is below 2/3 k
+or above 5/4 k (local) or 4/3 k (global): that is `power=None`. Error feedback accumulates
+elements just below a threshold, so a threshold of one per cent less may select a third
+more.
 """
 
 import dataclasses
@@ -31,22 +32,22 @@ from sparsejax.wire import collectives
 from sparsejax.wire.collectives import Wire
 
 
-# Candidates for the global threshold over the last one: close together around 1.
+# The candidates for the global threshold, divided by the last one; they are densest at 1.
 _STEPS = tuple(0.003 * (1.25**i - 1) / 0.25 for i in range(1, 16))
 _AROUND = (1.0, *(math.exp(sign * step) for step in _STEPS for sign in (-1, 1)))
-_FAR = 4.0  # A count further off k than by this factor moves a threshold no more.
+_FAR = 4.0  # The bound of the ratio of count and k by which a threshold is changed.
 
 
 @dataclasses.dataclass(frozen=True)
 class ThresholdRule:
-    """When thresholds are computed exactly, and how they move in between.
+    """The steps in which thresholds are computed exactly, and their changes in others.
 
     Attributes:
-        every: The number of steps after which they are computed exactly.
-        slack: How far a count may be off k, as a share of k.
+        every: The number of steps after which thresholds are computed exactly.
+        slack: The allowed difference of a count from k, as a share of k.
         power: The power of the count over k by which a threshold is multiplied; None is
-            the authors' rule, by which a threshold that selects too few stays in use.
-        step: By the authors' rule, the factor for a local threshold.
+            the authors' rule, which keeps a threshold in use that selects too few.
+        step: The factor of a local threshold by the authors' rule.
     """
 
     every: int
@@ -62,14 +63,14 @@ class ThresholdRule:
         fitting: jax.Array,
         trends: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns which local thresholds would have selected k elements, and their trends.
+        """Estimates the local thresholds that would have selected k, and their trends.
 
         Args:
-            thresholds: [ranks], those of this step.
-            counts: int32 [ranks], how many elements they selected.
-            k: How many they should have selected.
-            fitting: [ranks], what this function returned in the last step.
-            trends: [ranks], what this function returned in the last step.
+            thresholds: [ranks], the thresholds of this step.
+            counts: int32 [ranks], the number of elements that they selected.
+            k: int32 [], the number of elements that they should select.
+            fitting: [ranks], the estimates of the last step, as returned here.
+            trends: [ranks], the trends of the last step, as returned here.
         """
         if self.power is None:
             moved = _moved(thresholds, counts, k, self.step, 5 / 4)
@@ -83,7 +84,7 @@ class ThresholdRule:
         return moved, jnp.where(both, trends, 0)
 
     def next_global(self, threshold: jax.Array, count: jax.Array, k: jax.Array):
-        """Returns the global threshold around which the next step looks for its own."""
+        """Returns the global threshold around which the next step has its candidates."""
         if self.power is None:
             step = 1 + (self.step - 1) * 2 / 3
             return _moved(threshold, count, k, step, 4 / 3)
@@ -95,12 +96,12 @@ class ThresholdReuse:
     """The two selections of one step.
 
     Attributes:
-        rule: When thresholds are computed exactly.
-        regions: How elements are divided among ranks.
+        rule: The rule by which thresholds are computed or changed.
+        regions: The division of elements among ranks.
         wire: The ranks.
-        step: int32: steps before this one.
-        seed: Which of equal elements are selected.
-        k: int32: the number of elements to select.
+        step: int32 [], the number of earlier steps.
+        seed: The seed of the choice among equal elements.
+        k: int32 [], the number of elements to select.
     """
 
     rule: ThresholdRule
@@ -115,10 +116,10 @@ class ThresholdReuse:
         return self.step % self.rule.every == 0
 
     def _too_few(self, count, key):
-        """Whether a threshold selects so few that it is to be computed exactly."""
+        """Returns whether a threshold selects so few that it must be computed exactly."""
         if self.rule.power is None:
             return jnp.bool_(False)
-        # A threshold with key 1 selects all elements but zeros: there are no more.
+        # A threshold with key 1 selects all non-zero elements, so there are no more.
         return (count < (1 - self.rule.slack) * self.k) & (key > 1)
 
     def local_top_k(
@@ -131,8 +132,8 @@ class ThresholdReuse:
             threshold: The estimate of the local threshold.
 
         Returns:
-            The selection as packed bits, at most `regions.most` elements; how many
-            elements are above the threshold; and the threshold.
+            The selection as packed bits, at most `regions.most` elements; the number of
+            elements above the threshold; and the threshold.
         """
 
         def above(key):
@@ -158,8 +159,8 @@ class ThresholdReuse:
             threshold: The global threshold of the last step.
 
         Returns:
-            The selection from this region as packed bits; how many elements each rank
-            selected; the threshold; and the bytes that one rank sent for it.
+            The selection from this region as packed bits; the number of elements that each
+            rank selected; the threshold; and the bytes that one rank sent for it.
         """
         regions, wire, rule = self.regions, self.wire, self.rule
         sums = self._nonzeros(region)
@@ -197,12 +198,13 @@ class ThresholdReuse:
         return words, counts, threshold, sent + jnp.where(wrong, search, 0.0)
 
     def _shared_out(self, region, words, counts):
-        """Cuts a selection of too many equal elements to each rank's share of them."""
+        """Reduces a selection of too many equal elements to each rank's share of them."""
         regions = self.regions
         count = jnp.sum(counts)
         share = regions.most / jnp.maximum(count, 1).astype(jnp.float32)
-        # Shares are whole elements that add up to all that fit, and begin with another
-        # rank in each step: of few elements, each rank's share would be rounded to none.
+        # Shares are whole numbers that add up to `most`: rounded one by one, shares of few
+        # elements would all be zero. The first rank differs from step to step, so that
+        # rounding does not always favour the same ranks.
         first = (self.seed % regions.ranks).astype(jnp.int32)
         ends = jnp.floor(jnp.cumsum(jnp.roll(counts, -first)) * share).astype(jnp.int32)
         fewer = jnp.diff(jnp.minimum(ends, regions.most), prepend=0)
@@ -216,7 +218,7 @@ class ThresholdReuse:
         return words, self.wire.assume_same(counts)
 
     def _nonzeros(self, region):
-        """Lists the non-zero sums of a region, at most as many as were sent, then zeros."""
+        """Lists the non-zero sums of a region, padded with zeros to all entries sent."""
         most = min(self.regions.ranks * self.regions.room, self.regions.width)
         words = bits.pack_all(bits.nonzero(region))
         places, real = bits.listed(bits.rank_index(words, lanes=most), most)
@@ -224,15 +226,15 @@ class ThresholdReuse:
 
 
 def _moved(threshold, count, k, step, most):
-    """Moves a threshold by the authors' rule: by `step`, if the count is far off k."""
+    """Changes a threshold by the authors' rule: by `step`, if the count is far from k."""
     share = count.astype(jnp.float32) / k
     factor = jnp.where(share < 2 / 3, 1 / step, jnp.where(share > most, step, 1.0))
     return _usable(threshold * factor.astype(threshold.dtype), count)
 
 
 def _usable(threshold, count):
-    """Returns zero for a threshold that selects nothing, or is NaN or infinite.
+    """Replaces a threshold that selects nothing, or is NaN or infinite, by zero.
 
-    From zero on all elements are selected, and of them the largest that fit.
+    A threshold of zero selects all non-zero elements, of which the largest are then sent.
     """
     return jnp.where(jnp.isfinite(threshold) & (count > 0), threshold, 0)

@@ -1,15 +1,15 @@
-"""Balanced Parallelism: every unit is added up by one rank, and all ranks get equal shares.
+"""Balanced Parallelism: each unit is summed by one rank, and ranks own equal shares.
 
-Zen, definition 6 and section 3. What goes over the wire is in `owners`: entries to the
-owners of their units, and the sums back to all. Balance makes the messages fit: with a hash
-the fullest part is barely fuller than the mean, and the rung of the ladder that it needs
-wastes little.
+Zen, definition 6 and section 3. `owners` describes the messages: entries to the owners of
+their units, and the sums from owners to all ranks. Balance keeps padding small: with a hash
+the fullest part is barely fuller than the mean, so all messages nearly fill the rung that
+the fullest one needs.
 
-Its parts can be exchanged, one argument each: who owns what (`sparsejax.units.ownership`),
-how indices travel either way, and how the sums come back. "Zen with COO" is
+Each component is an argument: the ownership of units (`sparsejax.units.ownership`), the
+index codes of both directions, and how the sums return. "Zen with COO" is
 `push_code="coo32", pull_code="coo32"`. `ownership.MurmurHash(memory=0.02)` finds the owners
-of up to 2% of the units by the paper's Algorithm 1, in the kernel of `pallas_kernels` where
-there is one, as the paper's own system does; see `owners.push_pull`.
+of up to 2% of the units by the paper's Algorithm 1, as the paper's system does, in the
+kernel of `pallas_kernels` where there is one; see `owners.push_pull`.
 """
 
 import dataclasses
@@ -113,7 +113,7 @@ class BalancedParallelism(SparseScheme):
         return base.Reduced(total, None, state, traffic)
 
     def rows(self, tables, wire):
-        """Listed rows by their owners; densely where owners have tables of all units."""
+        """Sums listed rows by owners; returns None if the ownership needs tables."""
         if self.ownership.needs_tables:
             return None
         return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), self.ownership)
@@ -127,7 +127,7 @@ class BalancedParallelism(SparseScheme):
 
     @property
     def push_pull(self) -> PushPull:
-        """How arrays are added up by owners."""
+        """The push and pull by which owners sum an array."""
         return PushPull(
             Message(self.push_code, self.ratio, self.push_capacity),
             Message(self.pull_code, self.ratio, self.pull_capacity),

@@ -1,7 +1,7 @@
-"""The bytes that Zen's rivals would send in this step, from how sums grew in the last one.
+"""The bytes that Zen's alternatives would send, from the growth of sums in the last step.
 
-All ranks compute from numbers on which they have agreed, so all choose the same. The bytes
-are those of the message sizes and index codes that each scheme would use.
+All ranks compute them from numbers on which they have agreed, so all make the same choice.
+The bytes are those of the message sizes and index codes that each scheme would use.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ from sparsejax.wire.collectives import Wire
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-    """The choice between owners and a rival for one array.
+    """The choice between owners and an alternative for one array.
 
     Attributes:
         x: The array.
         wire: The ranks.
-        owners: Balanced Parallelism on this array.
-        most: The most units that any rank has, equal on all ranks.
-        curve: How full sums got in the last step; see `growth`.
+        owners: The push and pull of Balanced Parallelism for this array.
+        most: int32 [], the most non-zero units of any rank, equal on all ranks.
+        curve: float32, the densities of partial sums in the last step; see `growth`.
     """
 
     x: Units
@@ -40,10 +40,10 @@ class Choice:
 
     @functools.cached_property
     def counts(self) -> jax.Array:
-        """int32 [hops + 1]: expected entries before each hop, and in the sum.
+        """int32 [hops + 1], the expected entries before each hop, and in the sum.
 
-        Those of the last step, grown or shrunk as one rank's entries have since. In a first
-        step sums are taken to be no fuller than one rank's array.
+        They are those of the last step, scaled by the change of one rank's entries since.
+        In a first step sums are assumed to be no fuller than one rank's array.
         """
         curve = self.curve[: doubling.hops(self.wire.ranks) + 1]
         scale = self.most.astype(jnp.float32) / jnp.maximum(curve[0], 1e-12)
@@ -53,7 +53,7 @@ class Choice:
 
     @functools.cached_property
     def owner_bytes(self) -> jax.Array:
-        """Bytes that one rank is expected to send with owners."""
+        """float32 [], the bytes that one rank is expected to send with owners."""
         n = self.wire.ranks
         ends = self.counts[jnp.array([0, doubling.hops(n)])]
         mean = ends.astype(jnp.float32) / n
@@ -64,14 +64,14 @@ class Choice:
         return self.owners.plan.expected_bytes(fullest[0], fullest[1])
 
     def prefers_one_round(self, one_round: AGSparse) -> jax.Array:
-        """Whether sending everything to all takes less time than owners do."""
+        """Returns whether one gather of all entries takes less time than owners do."""
         gathered = one_round.expected_bytes(self.x, self.wire, self.most)
         return gathered < self.owner_bytes + ladder.ROUND
 
     def prefers_hierarchy(self, hierarchy: HierarchicalCentralization) -> jax.Array:
-        """Whether Hierarchical Centralization sends fewer bytes than owners do.
+        """Returns whether Hierarchical Centralization sends fewer bytes than owners do.
 
-        However little the sets of this step overlap, it must send less than an all-reduce.
+        It must also send less than an all-reduce, even if this step's sets are disjoint.
         """
         sums = jnp.array(merged(self.wire.ranks), jnp.float32)
         disjoint = jnp.minimum(self.most.astype(jnp.float32) * sums, self.x.shape[0])

@@ -1,13 +1,13 @@
-"""Hierarchical Centralization: partners swap all they have, log2 n times.
+"""Hierarchical Centralization: partners swap their partial sums, log2 n times.
 
-Zen, definition 7; SparCML's sparse recursive doubling. What goes over the wire is in
-`doubling`; where the first messages alone would exceed an all-reduce, the whole is one. How
-full the sums get is known only on the way, so with more than two ranks this scheme may
-send more than an all-reduce; Balanced Parallelism never does.
+Zen, definition 7; SparCML's sparse recursive doubling. `doubling` describes the messages.
+If all messages would exceed an all-reduce even at the length of the first, the sum is an
+all-reduce. The entries of later partial sums are not known in advance, so with more than
+two ranks this scheme may send more than an all-reduce; Balanced Parallelism never does.
 
-It is the better optimum of Theorem 1 where sets hardly overlap and ranks are few: with two
-ranks it always is. The state is the share of units that the fullest partial sum had before
-each hop of the last step, and the total at its end: how sums grow, which `Zen` chooses by.
+It is the better optimum of Theorem 1 where sets hardly overlap and ranks are few, and
+always with two ranks. The state is the share of units of the fullest partial sum before
+each hop of the last step, and that of the total: `Zen` chooses by this growth of sums.
 """
 
 import dataclasses
@@ -127,7 +127,7 @@ class HierarchicalCentralization(SparseScheme):
         return base.Reduced(done.total, None, curve, traffic)
 
     def rows(self, tables, wire):
-        """Lists go to all in one round: between two ranks that is the swap."""
+        """Gathers all lists in one round, which between two ranks is the swap."""
         return row_lists.gathered(tables, wire.narrowed(self.wire_dtype))
 
     def forecast(self, load):
@@ -139,11 +139,11 @@ class HierarchicalCentralization(SparseScheme):
         needs = load.fullest or [math.ceil(load.count(k)) for k in doubling.held(n)]
         if plan.sizes and not collectives.pays(plan.entry_bytes(needs[0]), dense.bytes):
             return dense
-        told = plan.forecast(needs)
-        # What is known before the first hop is looked for again where hops are a loop.
+        forecast = plan.forecast(needs)
+        # If the first hop is in a loop, its pmax repeats the one before the hops.
         again = plan.sizes[:1] == plan.sizes[1:2]
         agreed = (len(plan.sizes) + again) * agreeing(n)
-        return told._replace(messages=told.messages + agreed)
+        return forecast._replace(messages=forecast.messages + agreed)
 
     def plan_of(self, x: Units, wire: Wire) -> doubling.DoublingPlan:
         """Returns the plan of the exchange: its message sizes and bytes.

@@ -1,47 +1,48 @@
-"""Zen: the better of the two optima of Theorem 1, settled by the number of ranks.
+"""Zen: the better of the two optima of Theorem 1, chosen by the number of ranks.
 
-On the wire: what `HierarchicalCentralization`, `BalancedParallelism` or `AGSparse` puts
-there; each becomes an all-reduce where it does not pay. The paper's equations (1) and (2)
-compare the first two by how full sums get. Between two ranks the answer needs no
-measurement: with g the growth over both, one swap of a whole set against (g + 1) / 2 of it,
-and g is at least 1.
+On the wire: the messages of `HierarchicalCentralization`, `BalancedParallelism` or
+`AGSparse`; each becomes an all-reduce where it does not pay. The paper's equations (1) and
+(2) compare the first two by the density of sums. For two ranks the answer needs no
+measurement: hierarchy sends one set, and owners (g + 1) / 2 sets, where g >= 1 is the
+growth of the sum over both.
 
-By default the number of ranks decides, so a program has one scheme to compile:
+By default the number of ranks decides, so only one scheme is compiled:
 
-    2       Hierarchical Centralization: they swap their sets
-    more    Balanced Parallelism: they have owners
+    2       Hierarchical Centralization: the ranks swap their sets
+    more    Balanced Parallelism: each unit has an owner
 
-Where sets do not overlap at all hierarchy saves most, one part in n + 1 but for padding,
-and each of its hops goes over the whole array, where owners go over it once. On 4, 8 and 16
-hosts at 100 and 250 Mbit/s hierarchy took longer on everything measured, by the clock and
-by the bytes and the work of one host (benchmarks/network/README.md).
+Hierarchy saves most where sets do not overlap at all: one part in n + 1, without padding.
+But each of its hops processes the whole array, which owners process once. On 4, 8 and 16
+hosts at 100 and 250 Mbit/s hierarchy took longer in all measurements, by the clock and by
+the bytes and the work of one host (benchmarks/network/README.md).
 
-The theorem counts bytes alone. With owners what is pushed has to arrive before anything
-can be pulled, and ranks agree once more in between; to send everything to all is one round.
-Few ranks send little more that way: n - 1 sets, where owners send up to as much, and half
-of it where all sets are the same. `optimum="fastest"` lets three and four ranks do what
-sends fewer bytes, a round counted as the bytes that it takes the time of (`ladder.ROUND`).
-Both are compiled, and bytes are computed in the message sizes and index codes that each
-would use: from how many entries there are now, on which one pmax agrees, and from how sums
-grew in the step before (`growth`). All ranks compute with these, so all take the same
-branch, and nothing is compiled again. In a first step, of which nothing is known, sums are
-taken to be no fuller than one rank's array: then owners have most to win.
+The theorem counts only bytes. With owners the push must arrive before the pull can begin,
+and ranks agree once more in between; a gather of all entries is one round. For few ranks it
+sends little more: n - 1 sets, where owners send up to as much, or half of that if all sets
+are the same. With `optimum="fastest"` three and four ranks choose between both in each
+step, by bytes, where a round counts as the bytes that are sent in its time
+(`ladder.ROUND`). Both are compiled. Their bytes are computed in the message sizes and index
+codes that each would use, from the number of entries of this step, on which one pmax
+agrees, and from the growth of sums in the last step (`growth`). All ranks compute with
+these numbers, so all take the same branch, and nothing is compiled again. In a first step
+nothing has been measured, and sums are assumed to be no fuller than one rank's array, which
+favours owners.
 
-`optimum="bytes"` is for networks so slow that only bytes count: in the same way it chooses
-between the theorem's two optima, for any number of ranks. There are owners in a first step,
-and where partial sums could send more than an all-reduce, should this step's sets not
-overlap at all: so no more is ever sent than by an all-reduce and the agreed numbers.
-Balanced Parallelism sees only one rank's share and the total's; what it takes the sums
-between to be is corrected as soon as the other is tried.
+`optimum="bytes"` is for networks so slow that only bytes count. It chooses in the same way
+between the theorem's two optima, for any number of ranks. It takes owners in a first step,
+and where partial sums could send more than an all-reduce if this step's sets did not
+overlap. So it never sends more than an all-reduce and the agreed numbers. Balanced
+Parallelism measures only the shares of one rank and of the total; the first step with
+hierarchy corrects what was assumed of the sums between.
 
 "balanced" and "hierarchical" name one of the two.
 
-Listed rows (`RowGrads`) of three and four ranks go to all in one round, by default too,
-where lists of all ranks have room for no more rows than the tables have. With K rows on
-each rank and U in the sum these are (n - 1) K rows, where owners send (n - 1) / n (K + U).
-Of four ranks that is 0.8 times as much where no two have read the same rows, and twice as
-much where all have. For the demo's language model it is 0.8 times, since messages are
-padded once (benchmarks/network/README.md).
+Listed rows (`RowGrads`) of three and four ranks are gathered in one round, also by default,
+if the lists of all ranks together have a capacity of no more rows than the tables have.
+With K rows on each rank and U in the sum the gather sends (n - 1) K rows, and owners send
+(n - 1) / n (K + U). On four ranks that is 0.8 times as much if no two ranks have read the
+same rows, and twice as much if all have read the same. For the demo's language model it is
+0.8 times, since messages are padded once (benchmarks/network/README.md).
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ from sparsejax.units.ownership import Ownership, StripedHash
 from sparsejax.wire import ladder
 
 
-# Up to this many ranks one round of everything to all may be worth more than its bytes.
+# Up to this many ranks one gather of all entries may save more time than it costs bytes.
 _FEW = 4
 
 
@@ -153,7 +154,7 @@ class Zen(SparseScheme):
         balanced = self._balanced.push_pull.over(x, wire, layout)
         if not balanced.plan.may_pay:
             return base.sum_densely(x, state, wire)
-        # All schemes take from here which units are there.
+        # All schemes use these flags of the non-zero units.
         flags = x.present()
         known = balanced.count(x, flags)
 
@@ -192,7 +193,7 @@ class Zen(SparseScheme):
         return base.Reduced(*_in_order(done))
 
     def rows(self, tables, wire):
-        """Listed rows by their owners; to all in one round where that is settled."""
+        """Sums listed rows by owners, or by one gather or swap: see `for_rows`."""
         listed = sum(table.capacity for table in tables)
         height = sum(table.shape[0] for table in tables)
         return self.for_rows(wire.ranks, listed, height).rows(tables, wire)
@@ -222,7 +223,7 @@ class Zen(SparseScheme):
         if choice == "fastest":
             gathered = self._gathered.forecast(load)
             return gathered if gathered.bytes < balanced.bytes + ladder.ROUND else balanced
-        return min(balanced, hierarchy.forecast(load), key=lambda told: told.bytes)
+        return min(balanced, hierarchy.forecast(load), key=lambda forecast: forecast.bytes)
 
     def candidates(self, ranks: int) -> tuple[type[base.Scheme], ...]:
         """Returns the schemes that it chooses from on `ranks` ranks; all are compiled."""
@@ -234,7 +235,7 @@ class Zen(SparseScheme):
         }[self._choice(ranks)]
 
     def _choice(self, ranks):
-        """The choice; "fastest" and "bytes" are settled when the program runs."""
+        """Returns the optimum; "fastest" and "bytes" are then a choice at run time."""
         if ranks == 2 and self.optimum != "balanced":
             return "hierarchical"
         if self.optimum == "auto" or (self.optimum == "fastest" and ranks > _FEW):
@@ -250,8 +251,8 @@ class Zen(SparseScheme):
         return AGSparse(code="auto", wire_dtype=self.wire_dtype)
 
     def _hierarchical(self, ranks):
-        # Between two ranks a message size is a branch with one message, and a further round
-        # costs little: sizes closer together pad less.
+        # Between two ranks the branch of a size has one message, and a further round costs
+        # little, so sizes are closer together, which pads less.
         ratio = 2**0.5 if ranks == 2 else 2.0
         return HierarchicalCentralization(wire_dtype=self.wire_dtype, ratio=ratio)
 

@@ -1,1 +1,1 @@
-"""Sparsifiers that send another array of the same shape: what they take off comes back."""
+"""Sparsifiers that send another array of the same shape; the rest is the residual."""

@@ -1,10 +1,10 @@
-"""QSGD: every element as one of a few levels of the norm, rounded at random.
+"""QSGD: rounds each element at random to one of a few levels of the norm.
 
-An element is rounded up or down so that its expectation is the element itself. The
-variance may be many times the squared norm; where rounding errors are fed back, the sent
-values are divided by one plus that multiple, which keeps the residual bounded. For
-comparison only: the rounded elements travel as floating-point numbers, not packed into the
-few bits that they need.
+An element is rounded up or down so that the expectation of the result is the element. The
+variance may be a multiple of the squared norm. If rounding errors are fed back, the sent
+values are divided by one plus that multiple, which keeps the residual bounded. It is for
+comparison only: the rounded elements are sent as floating-point numbers, and not packed
+into the few bits that they need.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""One bit an element and one scale: the sign, times the mean magnitude.
+"""Sign: rounds each element to its sign times the mean magnitude, one bit and one scale.
 
-For comparison only: it shows how far selection is from rounding. The rounded elements
-travel as floating-point numbers, not packed into bits.
+It is for comparison of selection with rounding only: the rounded elements are sent as
+floating-point numbers, and not packed into bits.
 """
 
 import dataclasses

@@ -1,14 +1,14 @@
-"""Visible: what changes a parameter once it is cast to fewer bits; the rest waits.
+"""Visible: sends the elements that change a parameter after a cast to fewer bits.
 
-Training keeps parameters in float32, and the next forward pass reads them in 16 bits: a
-move of less than about a 256th of a parameter does not change it in bfloat16. With p the
-parameter, x its accumulated gradient or difference, and the rate of what moves it,
+Training keeps parameters in float32, but the next forward pass reads them in 16 bits: a
+change of less than about a 256th of a parameter does not change it in bfloat16. With the
+parameter p, its accumulated gradient or difference x, and the rate of the optimizer,
 
-    sent = x where cast(p - rate x) is not cast(p), as bits    else 0
+    sent = x where cast(p - rate x) and cast(p) have different bits    else 0
 
-The other elements are zero, and a synchronization that sends what is not zero, as
-`sparsejax.zen_sync`, sends the rest exactly. Small moves add up in the residual until they
-show. Whatever is sent, nothing is rounded.
+The other elements are sent as zeros, so a synchronization of non-zero elements, such as
+`sparsejax.zen_sync`, sends only those that change parameters, exactly. Small changes add up
+in the residual until they change the parameter. No element is rounded.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ class Visible(base.Rounding):
     def rounded(self, x, draw):
         assert draw.param is not None
         own = draw.param.astype(x.dtype)
-        # As bits: of numbers that are compared as numbers XLA may leave out the cast.
+        # The bits are compared: in a comparison of numbers XLA may remove the cast.
         is_seen = self._bits(own - self.rate * x) != self._bits(own)
         return jnp.where(is_seen, x, 0)
 

@@ -1,1 +1,1 @@
-"""Sparsifiers that select the same elements on all ranks, so that no indices travel."""
+"""Sparsifiers that select the same elements on all ranks, so that no indices are sent."""

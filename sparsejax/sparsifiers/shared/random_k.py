@@ -1,9 +1,9 @@
-"""Random-k: the same random elements on all ranks, so that no indices travel.
+"""Random-k: the same random elements on all ranks, so that no indices are sent.
 
-The indices are a one-to-one hash of the step, so no index comes twice and ranks agree on
-them without a message; on the wire is an all-reduce of k values. Without a memory, values
-are scaled by size / k, which makes their expectation the whole gradient; with one they are
-sent unchanged, and the others are the residual.
+The indices are a permutation that is seeded by the step, so they are distinct, and ranks
+agree on them without a message. On the wire is an all-reduce of k values. Without a memory,
+values are scaled by size / k, so that their expectation is the whole gradient; with a
+memory they are sent unchanged, and the other elements are the residual.
 """
 
 import dataclasses
@@ -49,11 +49,11 @@ class RandomK(base.Selector):
 
 
 def permuted(numbers, size, seed):
-    """Permutes the numbers in [0, size) by the permutation that a seed says.
+    """Permutes numbers in [0, size), by a permutation that is drawn from a seed.
 
-    Every step of the mixing is a permutation of the numbers of a fixed width. A number
-    that falls outside [0, size) is mixed again until it falls inside, where no other number
-    is.
+    Every step of the mixing is a permutation of the numbers of a fixed bit width. A result
+    outside [0, size) is mixed again until it is inside, where it is distinct from all other
+    results.
     """
     width = max(int(size - 1).bit_length(), 1)
     mask = np.uint32((1 << width) - 1)

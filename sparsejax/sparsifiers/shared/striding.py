@@ -1,9 +1,9 @@
-"""Striding: every s-th element, the same on all ranks, so that no indices travel.
+"""Striding: every s-th element, the same on all ranks, so that no indices are sent.
 
-The first one is the number of the step modulo s, the same for every leaf: after s steps
-each element has been sent once, and none twice. On the wire is an all-reduce of k values.
-Without a memory, values are scaled by s, as only one in s steps sends them; with one they
-are sent unchanged, and the others are the residual.
+The first index is the number of the step modulo s, for every leaf: in s steps each element
+is sent exactly once. On the wire is an all-reduce of k values. Without a memory, values are
+scaled by s, since only one step in s sends them; with a memory they are sent unchanged, and
+the other elements are the residual.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Rules that give every unit to a rank, one file each; `base` is their protocol."""
+"""Rules that assign each unit to a rank, one file each; `base` is their protocol."""
 
 from sparsejax.units.ownership.base import Layout as Layout, Ownership as Ownership
 from sparsejax.units.ownership.murmur import MurmurHash as MurmurHash

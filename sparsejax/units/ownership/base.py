@@ -1,9 +1,9 @@
-"""The protocol of ownership: which rank serves which unit, and where in that rank's part.
+"""The protocol of ownership: the owner of each unit, and its slot in the owner's part.
 
-An `Ownership` laid over `size` units and `ranks` ranks gives a layout: a bijection between
-units and pairs (part, slot), all parts of one width. Balance decides what a scheme costs,
-because every buffer is as long as the fullest part needs: for a set of m units a hash gives
-at most m/n + O(sqrt(m log(n) / n)) to a part, whatever the set is (Zen, Theorem 2).
+For `size` units and `ranks` ranks an `Ownership` makes a layout: a map of units to pairs
+(part, slot), in which all parts have one width. Balance determines the cost of a scheme,
+because every buffer is as long as the fullest part: of a set of m units a hash assigns at
+most m/n + O(sqrt(m log(n) / n)) to a part, whatever the set is (Zen, Theorem 2).
 """
 
 import abc
@@ -16,12 +16,12 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Layout(abc.ABC):
-    """A bijection between `size` units and (part, slot), for `ranks` parts.
+    """A one-to-one map of `size` units to pairs (part, slot), for `ranks` parts.
 
     Attributes:
-        size: How many units there are.
-        ranks: How many parts.
-        width: How many slots a part has, a multiple of 32; some belong to no unit.
+        size: The number of units.
+        ranks: The number of parts.
+        width: The number of slots of a part, a multiple of 32; some belong to no unit.
     """
 
     size: int
@@ -35,55 +35,55 @@ class Layout(abc.ABC):
 
     @abc.abstractmethod
     def assign(self, units: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The part and the slot of each unit."""
+        """Returns the part and the slot of each unit."""
 
     @abc.abstractmethod
     def invert(self, parts: jax.Array, slots: jax.Array) -> jax.Array:
-        """The unit of each slot; at least `size` where the slot belongs to none."""
+        """Returns the unit of each slot; `size` or more for a slot of no unit."""
 
     @property
     def units_of(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """`invert`, as what kernels know where they know it."""
+        """`invert`, as a `Striping` where kernels can compute it themselves."""
         return self.invert
 
     @abc.abstractmethod
     def split(self, flags: jax.Array) -> jax.Array:
-        """Booleans [size] as packed bits by part, uint32 [ranks, width / 32]."""
+        """Packs booleans [size] into bits by part, uint32 [ranks, width / 32]."""
 
     @abc.abstractmethod
     def join(self, dense: jax.Array) -> jax.Array:
-        """Values by part [ranks, width, ...] in the order of the units [size, ...]."""
+        """Reorders values by part, [ranks, width, ...], by units, [size, ...]."""
 
 
 class Ownership(abc.ABC):
-    """A rule that gives every unit to a rank. Frozen and hashable."""
+    """A rule that assigns each unit to a rank. Frozen and hashable."""
 
-    #: Whether `tables` returns anything.
+    #: Whether the layout needs the arrays of `tables`.
     needs_tables: bool = False
 
-    #: Whether any set is spread evenly, so that the fullest part is hardly fuller than the
-    #: mean one.
+    #: Whether any set is distributed evenly, so that the fullest part is hardly fuller than
+    #: the mean.
     balanced: bool = True
 
-    #: The share of the units that memories have room for in which units find their owners;
-    #: None if a set is split by the layout.
+    #: The capacity of part memories as a share of the units; None if the layout splits
+    #: sets, without part memories.
     memory: float | None = None
 
     @abc.abstractmethod
     def over(self, size: int, ranks: int, tables: Any = None) -> Layout:
-        """Lays the rule over `size` units and `ranks` ranks.
+        """Returns the layout of `size` units over `ranks` ranks.
 
         Args:
-            size: How many units there are.
-            ranks: How many ranks.
-            tables: Those of `tables`; made here if None.
+            size: The number of units.
+            ranks: The number of ranks.
+            tables: The arrays of `tables`; computed here if None.
         """
 
     def tables(self, size: int, ranks: int) -> Any:
-        """Arrays that the layout needs, to be kept in a scheme's state."""
+        """Returns the arrays that the layout needs, to keep them in a scheme's state."""
         del size, ranks
         return ()
 
     def width(self, size: int, ranks: int) -> int:
-        """How many slots a part has."""
+        """Returns the number of slots of a part."""
         return self.over(size, ranks).width

@@ -1,14 +1,15 @@
-"""Algorithm 1 of Zen: units find their owners in a hash memory, and no table is read.
+"""Algorithm 1 of Zen: divides units among owners by hash memories, without any table.
 
-A first hash gives the owner of a unit, three others a place each in that owner's parallel
-memory, and after it is a serial one for those that find all three taken
+A first hash gives the owner of a unit, and three others give one place each in that owner's
+parallel memory. A unit that finds all three taken goes to a serial memory after it
 (`pallas_kernels.partition`). The sizes are the paper's: for m units a parallel memory has
-2 m / n places, and a serial one a tenth of that. So half of the places are taken at most,
-about one unit in 22 finds none, and there is room for one in five.
+2 m / n places, and a serial one a tenth of that. So at most half of the parallel places are
+taken, about one unit in 22 finds none of its three free, and the serial memory has room for
+one in five.
 
-Units lie in a memory in the order of their hashes, which differs from backend to backend,
-and on a GPU from run to run. What found no place, because a set is larger or was made to
-collide, is left over, and counted.
+Units are in a memory in the order of their hashes, which differs from backend to backend,
+and on a GPU from run to run. Units without a place, because a set is larger or was chosen
+to collide, are left over, and counted.
 """
 
 import dataclasses
@@ -34,15 +35,15 @@ _PARALLEL, _SERIAL = 2.0, 0.1  # r1 by the units of a part, and r2 by r1
 
 
 class Filled(NamedTuple):
-    """Memories with the units of a set.
+    """Part memories filled with the units of a set.
 
     Attributes:
-        units: int32 [parts, room], the unit of each place; negative where there is none.
-        places: Which places have a unit, a set for each part.
-        counts: int32 [parts]: the units of each part, with those that are left over; of a
-            list that is too long for any memory, of what was looked at.
-        total: How many units the set has.
-        left: Whether any is left over.
+        units: int32 [parts, room], the unit of each place; negative for an empty place.
+        places: The places that have a unit, a set for each part.
+        counts: int32 [parts], the units of each part, including those left over. If a list
+            is longer than all memories, only its first units are counted.
+        total: int32 [], the number of units of the set.
+        left: Boolean [], whether any unit is left over.
     """
 
     units: jax.Array
@@ -54,14 +55,14 @@ class Filled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PartMemory:
-    """The memories of all parts: what is fixed when traced.
+    """The static sizes and seed of the memories of all parts.
 
     Attributes:
-        size: How many units there are.
-        parts: How many parts.
-        seed: Of the hash that gives the part.
-        slots: Places in the parallel memory of a part.
-        serial: Places in its serial memory.
+        size: The number of units.
+        parts: The number of parts.
+        seed: The seed of the hash that gives the part.
+        slots: The number of places in the parallel memory of a part.
+        serial: The number of places in its serial memory.
     """
 
     size: int
@@ -72,33 +73,33 @@ class PartMemory:
 
     @classmethod
     def of(cls, size: int, parts: int, seed: int, share: float) -> Self:
-        """Memories with room for a share of the units."""
+        """Makes memories with a capacity for a share of the units."""
         slots = max(1, math.ceil(_PARALLEL * share * size / parts))
         room = word_multiple(slots + max(1, math.ceil(_SERIAL * slots)))
         return cls(size, parts, seed, slots, room - slots)
 
     @property
     def room(self) -> int:
-        """Places in the memories of a part, a multiple of 32."""
+        """The number of places in the memories of a part, a multiple of 32."""
         return self.slots + self.serial
 
     @property
     def takes(self) -> int:
-        """Units of a part that all find places, in sets that are not made to collide.
+        """The units of a part that all find places, unless a set was chosen to collide.
 
-        Of these 11% find none in three tries, which fills the serial memory to 83%.
+        11% of them find no place in three tries, which fills the serial memory to 83%.
         """
         return int(0.75 * self.slots)
 
     def fill(self, x: Units, present: jax.Array) -> Filled:
-        """Lets the units that are there find places.
+        """Inserts the present units into the memories.
 
-        Single numbers are read where they are, as `partition_dense` does; rows, and entries
-        of a sparsifier, by the bits that say which are there.
+        `partition_dense` reads single numbers directly from the array. Rows, and entries of
+        a sparsifier, are listed from their flags first.
 
         Args:
             x: The units.
-            present: Booleans [units], which are there.
+            present: Booleans [units], which units are present.
         """
         seeds = draw_seeds(_HASHES + 1, abs(self.seed))
         seeds[0] = self.seed & 0xFFFFFFFF
@@ -107,7 +108,7 @@ class PartMemory:
             found = partition_dense(x.array, jnp.asarray(seeds), memory)
             total = None
         else:
-            # A longer list would not fit.
+            # More units than all places would not fit.
             length = min(self.size, self.parts * self.room)
             index = bits.rank_index(bits.pack_all(present), lanes=length)
             units, real = bits.listed(index, length)

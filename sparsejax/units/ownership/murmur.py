@@ -1,7 +1,7 @@
 """Zen's own hash: MurmurHash of every unit, with tables of the units by owner.
 
 The tables are the paper's I_i, and take as much memory as the gradient. A set is split by
-them, or by the paper's Algorithm 1, which reads the set alone: see `memory`.
+them, or by the paper's Algorithm 1, which reads only the set: see `memory`.
 """
 
 import dataclasses
@@ -29,11 +29,12 @@ class MurmurHash(Ownership):
     """The paper's ownership: MurmurHash of every unit, and tables of each part's units.
 
     Attributes:
-        seed: Which hash function; all ranks need the same.
-        memory: The share of the units that Algorithm 1 has room for: by it sets are split
-            if it is given, and by the tables if not. Fuller sets are added up densely. Its
-            memories take 8.8 bytes for each unit that there is room for, and the slot of
-            every unit is kept beside the tables: as much again.
+        seed: The seed of the hash, the same on all ranks.
+        memory: The share of the units that Algorithm 1 has room for. If it is given, sets
+            are split by that algorithm, and fuller sets are summed densely. If None, sets
+            are split by the tables. The memories take 8.8 bytes for each unit that they
+            have room for. The slot of every unit is also kept, which takes as much memory
+            as the tables again.
     """
 
     needs_tables = True
@@ -66,9 +67,10 @@ class MurmurHash(Ownership):
         return _murmur_width(size, ranks, self.seed)
 
     def tables(self, size, ranks):
-        """int32 [ranks, width]: the units of each part, ascending, then `size`.
+        """Returns int32 [ranks, width], the units of each part, padded with `size`.
 
-        With `memory` also int32 [size], the slot of each unit.
+        The units of a part ascend. With `memory` it also returns int32 [size], the slot of
+        each unit.
         """
         width = _murmur_width(size, ranks, self.seed)
         units = lax.iota(jnp.int32, size)

@@ -1,4 +1,4 @@
-"""Equal ranges of consecutive units: what most systems do, and not balanced."""
+"""Equal ranges of consecutive units, as most systems have them; they are not balanced."""
 
 import dataclasses
 
@@ -16,8 +16,8 @@ class Contiguous(Ownership):
     """Equal ranges of consecutive units: no hashing, and no balance.
 
     Attributes:
-        ranges: How many ranges there are, dealt out to the ranks in turn; as many as ranks
-            if None. With fewer, some ranks own nothing; with more, each owns several.
+        ranges: The number of ranges, which are assigned to the ranks in turn; that of ranks
+            if None. With fewer, some ranks own nothing; with more, some own several.
     """
 
     balanced = False

@@ -1,8 +1,9 @@
-"""A striped hash: balanced for any set of units, and no table.
+"""A striped hash: balanced for any set of units, without a table.
 
-Consecutive units lie in columns, and the units of one slot, one of each column, are owned
-by different ranks, turned slot by slot. Sixteen million units are split in 0.3 ms on two
-CPU cores where hashing each and sorting takes hundreds; `pallas_kernels.striping` says how.
+Each column has consecutive units. The units of one slot, one from each column, belong to
+different ranks, in a rotation that a hash of the slot gives. Sixteen million units are
+split in 0.3 ms on two CPU cores, where hashing each unit and sorting takes hundreds of ms;
+`pallas_kernels.striping` describes how.
 """
 
 import dataclasses
@@ -14,10 +15,10 @@ from sparsejax.units.ownership.base import Layout, Ownership
 
 @dataclasses.dataclass(frozen=True)
 class StripedHash(Ownership):
-    """Columns of consecutive units, turned slot by slot. See the module.
+    """Columns of consecutive units, with owners rotated slot by slot. See the module.
 
     Attributes:
-        seed: Which turns; all ranks need the same.
+        seed: The seed of the rotations, the same on all ranks.
     """
 
     seed: int = 0

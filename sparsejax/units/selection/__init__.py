@@ -1,1 +1,1 @@
-"""Which units of a gradient a sparsifier selects, and what it makes of them."""
+"""Selections of elements by magnitude, on which sparsifiers are built."""

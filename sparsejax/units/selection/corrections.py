@@ -1,8 +1,8 @@
-"""Corrects thresholds that are estimates, until each selects about k elements.
+"""Corrects estimated thresholds, until each selects about k elements.
 
-A threshold that selects too many is raised by a factor, one that selects too few is
-lowered, and the array is selected from again, a few times at most. Where that does not
-help, as with elements that are all equal, all non-zeros are selected.
+A threshold that selects too many elements is raised by a factor, one that selects too few
+is lowered, and the selection is made again, a few times at most. If too few are selected
+after all corrections, as with elements that are all equal, all non-zeros are selected.
 """
 
 from collections.abc import Sequence
@@ -46,12 +46,12 @@ class Correction(NamedTuple):
         Args:
             together: The arrays.
             levels: Their thresholds, as keys.
-            selected: What these select.
+            selected: The selections by these thresholds.
             wanted: int32 [arrays], k of each.
-            shards: Of the arrays.
+            shards: The shards of the arrays.
 
         Returns:
-            What is selected by the corrected thresholds, and these.
+            The selection by the corrected thresholds, and these thresholds, as keys.
         """
         dtype = together.arrays[0].dtype
 
@@ -61,9 +61,9 @@ class Correction(NamedTuple):
             )
 
         def pending(state):
-            # Where no threshold is accepted, as with elements that are all equal, all
-            # non-zeros are selected, and so as many of the largest as fit. Else they would
-            # never be sent.
+            # If the last threshold selects too few, as with elements that are all equal,
+            # all non-zeros are selected, of which as many of the largest as fit are kept.
+            # Otherwise these elements would never be sent.
             last = (state.turns == self.rounds) & (state.counts < self.fewest * wanted)
             return (rejected(state) & (state.turns < self.rounds)) | last
 
@@ -92,9 +92,9 @@ class _Turns(NamedTuple):
     """The state of a correction.
 
     Attributes:
-        turns: int32 [arrays], how often each threshold was corrected.
-        thresholds: [arrays], as magnitudes.
-        counts: int32 [arrays], how many elements of all shards they select.
+        turns: int32 [arrays], the number of corrections of each threshold.
+        thresholds: [arrays], the thresholds as magnitudes.
+        counts: int32 [arrays], the number of elements of all shards that they select.
     """
 
     turns: jax.Array

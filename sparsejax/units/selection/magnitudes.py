@@ -1,17 +1,17 @@
 """Top-k by magnitude without sorting: binary search over bit patterns.
 
 The key of a floating-point number is its bits without the sign, read as an unsigned
-integer. Keys are ordered as magnitudes are: zero has key 0, NaN has one above infinity. A
-threshold is a key, too. Counting the elements from a threshold on reads the array once and
-writes nothing, so a binary search finds the k-th largest key. In a long array a sample
-first tells between which two keys it lies; the few elements between them are extracted and
-searched by themselves. The result is exact for any data. Most arrays are read two or three
-times, the worst once for each bit of a key.
+integer. Keys are ordered as magnitudes are: zero has key 0, and the keys of NaN are above
+that of infinity. A threshold is a key, too. Counting the elements whose keys are at least a
+threshold reads the array once and writes nothing, so a binary search finds the k-th largest
+key. In a long array a sample first gives a lower and an upper bound of that key; the few
+elements between them are extracted and searched alone. The result is exact for any data.
+Most arrays are read two or three times, the worst case once for each bit of a key.
 
 A sharded array has one k-th largest key: `Shards` adds up counts over the shards.
 
-Functions take the numbers and compute keys where they read them. Keys that were computed
-once would be written to memory wherever a loop or a branch comes in between.
+Functions are given numbers and compute keys where they read them. Keys that were computed
+beforehand would be written to memory before each loop or branch.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from sparsejax import branches
 from sparsejax.units import bits
 
 
-SHORT = 1 << 14  # An array of so few elements is searched without a sample.
-SPARE = 4.0  # Standard deviations to either side of the key that a sample suggests.
+SHORT = 1 << 14  # Arrays of up to this many elements are searched without a sample.
+SPARE = 4.0  # The standard deviations between the key of a sample and its bounds.
 
 
 def _itself(x: Any) -> Any:
@@ -44,7 +44,7 @@ class Shards:
     Attributes:
         add: Adds up an array of numbers over the shards.
         join: Concatenates the shards' vectors.
-        count: How many there are.
+        count: The number of shards.
     """
 
     add: Callable[[Any], Any] = _itself
@@ -95,7 +95,7 @@ def at_least(x: jax.Array, least: jax.Array) -> tuple[jax.Array, jax.Array]:
 def sample(x: jax.Array, size: int, seed: jax.Array) -> jax.Array:
     """Returns about `size` elements of x at an odd stride, from a start drawn by the seed.
 
-    Odd strides do not meet a pattern in the columns of a matrix at every turn.
+    An odd stride does not stay in one column of a matrix whose width is even.
     """
     if size >= x.size:
         return x
@@ -122,10 +122,10 @@ def kth_by_bits(x: jax.Array, k: jax.Array, shards: Shards = WHOLE) -> jax.Array
 
 
 def kth_by_digits(x: jax.Array, k: jax.Array, shards: Shards = WHOLE) -> jax.Array:
-    """Finds what `kth_by_bits` finds in a quarter of the sums over shards.
+    """Finds the k-th largest key as `kth_by_bits`, with a quarter of the sums over shards.
 
-    Four bits of the key at a time, from fifteen counts added up together: for short arrays
-    with many shards, where each sum is a message.
+    It finds four bits of the key at a time, from fifteen counts that are added up together:
+    for short arrays with many shards, where each sum is a message.
     """
     all_keys = keys(x)
     digits = jnp.arange(1, 16, dtype=all_keys.dtype)
@@ -146,8 +146,9 @@ def kth_by_digits_bytes(dtype: Any, sum_bytes: Callable[[int], float]) -> float:
     """Returns the bytes that `kth_by_digits` sends.
 
     Args:
-        dtype: Of the numbers.
-        sum_bytes: What one sum of an array over the shards sends, by its bytes.
+        dtype: The dtype of the numbers.
+        sum_bytes: A function of the bytes of an array that returns the bytes that are sent
+            to sum it over the shards.
     """
     return jnp.dtype(dtype).itemsize * 2 * sum_bytes(15 * 4)
 
@@ -160,8 +161,8 @@ def kth_largest(
     Args:
         x: The numbers, or this rank's shard of them.
         k: int32, at least 1.
-        seed: Draws the sample that narrows the search down.
-        shards: Of the array.
+        seed: The seed of the sample that bounds the search.
+        shards: The shards of the array.
     """
     if x.size <= SHORT:
         return kth_by_bits(x, k, shards)
@@ -174,7 +175,7 @@ def kth_largest(
     low = kth_by_bits(sampled, jnp.ceil(many).astype(jnp.int32))
     high = kth_by_bits(sampled, jnp.floor(few).astype(jnp.int32))
     above_all = ~low.dtype.type(0)
-    # The sample may be wrong, and says nothing about what is above its largest.
+    # The bounds of the sample may be wrong, and there is none above its largest element.
     from_low, from_high = shards.add(count(x, low)), shards.add(count(x, high))
     everything = shards.add(jnp.int32(x.size))
     low, from_low = _where(
@@ -206,14 +207,14 @@ def kth_largest(
     extracted = x.at[jnp.minimum(places, x.size - 1)].get(mode="clip")
     extracted = jnp.where(lax.iota(jnp.int32, room) < real, extracted, 0)
     exact = kth_by_bits(extracted, k - from_high, shards)
-    # Where only one key is left, its elements need not fit the room for extracted ones.
+    # If only one key is left, its elements may exceed the room for extracted ones.
     return jnp.where(high - low > 1, exact, low)
 
 
 def threshold(
     x: jax.Array, k: jax.Array, seed: jax.Array, shards: Shards = WHOLE
 ) -> jax.Array:
-    """Finds the key from which on the k largest elements are: at least 1, so no zero."""
+    """Finds the least key of the k largest elements; at least 1, which excludes zeros."""
     return jnp.maximum(kth_largest(x, k, seed, shards), 1)
 
 
@@ -229,10 +230,11 @@ def largest(x: jax.Array, k: jax.Array, seed: jax.Array) -> jax.Array:
 def with_ties(
     x: jax.Array, above: jax.Array, least: jax.Array, k: jax.Array, seed: jax.Array
 ) -> jax.Array:
-    """Selects all keys from `above` on, and as many of those from `least` on as make k.
+    """Selects all keys of at least `above`, and of those between as many as make k.
 
-    The latter follow one another in the array, around its end, from a start drawn by the
-    seed: an order by index would leave out the last of equal elements at every step.
+    Those between have keys of at least `least`. They are consecutive among these in the
+    array, wrapping around its end, from a start drawn by the seed: in the order of indices
+    the last of equal elements would be left out in every step.
     """
     candidates = bits.pack_all(keys(x) >= least)
     count = bits.members(candidates)
@@ -250,7 +252,7 @@ def with_ties(
         around = end > there
         cuts = jnp.stack([first, jnp.where(around, end - there, end)])
         place = rank_select.select(index, jnp.sort(cuts), length=1)[:, 0]
-        # A cut after the last bit is after the last word.
+        # A cut after the last set bit is set to the end of the last word.
         place = jnp.where(jnp.sort(cuts) >= there, ties.size * bits.WORD, place)
         inside = _below(place[1], ties.size) & ~_below(place[0], ties.size)
         return certain | (ties & jnp.where(around, ~inside, inside))
@@ -261,14 +263,14 @@ def with_ties(
 def fit(
     x: jax.Array, words: jax.Array, count: jax.Array, capacity: int, seed: jax.Array
 ) -> jax.Array:
-    """Returns a selection that fits, else the `capacity` largest elements, as packed bits.
+    """Returns a selection if it fits, else the `capacity` largest elements, as packed bits.
 
     Args:
         x: The array.
         words: The selection from it, as packed bits.
-        count: How many elements are selected.
-        capacity: How many fit.
-        seed: Draws which of equal elements are selected.
+        count: int32 [], the number of selected elements.
+        capacity: The most elements that fit.
+        seed: The seed of the choice among equal elements.
     """
     if capacity >= x.size:
         return words
@@ -283,9 +285,10 @@ def indices(words: jax.Array, size: int, capacity: int) -> jax.Array:
 
 
 def rare_loop(condition: Callable, body: Callable, state: Any) -> Any:
-    """`lax.while_loop` for a loop that seldom runs but reads something large.
+    """Runs a `lax.while_loop` that rarely runs but reads large arrays.
 
-    XLA copies what a loop reads before it knows whether the loop runs.
+    XLA copies what a loop reads before it knows whether the loop runs; a `lax.cond` around
+    it avoids these copies.
     """
     return lax.cond(
         condition(state),
@@ -296,7 +299,7 @@ def rare_loop(condition: Callable, body: Callable, state: Any) -> Any:
 
 
 def _below(place, words):
-    """Returns `words` words in which the bits before a place are set."""
+    """Returns packed bits, uint32 [words], in which all bits before a place are set."""
     return bits.low_ones(place - bits.WORD * lax.iota(jnp.int32, words))
 
 

@@ -1,13 +1,13 @@
 """Selections from several arrays at once, by one program for all of them.
 
-A program that selects from one array holds a search for a key, loops for what seldom
-happens, and a search for the bits that are set. Written once for each array of a model, it
-takes many times as long to compile as the model's step. So selections lie end to end here,
-as packed bits. What reads an array is written for each of them: the flags of what is
-selected, and a copy of it as long as the longest, by a `lax.switch`. All else is written
+A program that selects from one array has a search for a key, loops for rare cases, and a
+search for set bits. Repeated for each array of a model, it would take many times as long to
+compile as the model's step. So here the selections of all arrays are one array of packed
+bits, end to end. Only what reads an array is compiled for each of them: the flags of the
+selected elements, and a copy padded to the longest, by a `lax.switch`. The rest is compiled
 once: a loop over the arrays whose selection has to change, and one search for the bits.
 
-Results are those that one array at a time would give.
+The results are equal to those of selections from one array at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,19 +25,20 @@ from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes
 
 
-# An array that must be cut is searched in the room of the longest beside it.
+# The largest ratio of the lengths of arrays of one group. Where too many elements are
+# selected from an array, it is searched padded to the longest of its group.
 _UNLIKE = 32
-# Samples are laid out in rows of this length.
+# The length of the rows into which samples are cut.
 _ROW = 512
 
 
 class Selection(NamedTuple):
-    """What is selected from several arrays.
+    """The elements selected from several arrays.
 
     Attributes:
-        words: uint32, the arrays' packed bits, end to end, and zeros: after the first word
-            of any of them there is room for the longest.
-        counts: int32 [arrays], how many elements are selected from each.
+        words: uint32 [words], the arrays' packed bits, end to end, padded with zeros, so
+            that a slice of the longest array's length fits at the start of each array.
+        counts: int32 [arrays], the number of elements selected from each.
     """
 
     words: jax.Array
@@ -45,10 +46,11 @@ class Selection(NamedTuple):
 
 
 def groups(arrays: Sequence[jax.Array]) -> Iterator[list[int]]:
-    """The places of arrays that can be selected from together, a list for each program.
+    """Yields groups of arrays for which one program can select, as lists of indices.
 
-    They are of one dtype, vary over the same mesh axes, differ in length by a factor of 32
-    at most, and have fewer than 2^31 elements in all, were the last as long as the first.
+    The arrays of a group have one dtype, vary over the same mesh axes, differ in length by
+    a factor of at most 32, and have fewer than 2^31 elements in all, with the last padded
+    to the longest.
     """
     kinds: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):
@@ -56,7 +58,7 @@ def groups(arrays: Sequence[jax.Array]) -> Iterator[list[int]]:
     for places in kinds.values():
         group, room = [], 0
         for i in sorted(places, key=lambda i: -arrays[i].size):
-            # After the first word of each there is room for the longest, the first.
+            # The first is the longest; each array needs room for it at its own start.
             longest = arrays[group[0]] if group else arrays[i]
             is_full = room + bits.WORD * _words(longest) >= 2**31
             if group and (is_full or arrays[i].size * _UNLIKE < longest.size):
@@ -68,7 +70,7 @@ def groups(arrays: Sequence[jax.Array]) -> Iterator[list[int]]:
 
 
 def _words(x):
-    """How many words the flags of an array have; see `bits.pack_all`."""
+    """Returns the number of words of an array's flags; see `bits.pack_all`."""
     return x.size // bits.WORD + 1
 
 
@@ -86,11 +88,11 @@ class Arrays:
         self.sizes = np.array([x.size for x in arrays], np.int64)
 
     def at_least(self, keys: Sequence[jax.Array] | jax.Array) -> Selection:
-        """Selects all elements from a threshold on, one for each array."""
+        """Selects the elements of each array whose keys are at least its threshold's."""
         pairs = zip(self.arrays, keys, strict=True)
         words, counts = zip(*(magnitudes.at_least(x, key) for x, key in pairs), strict=True)
-        behind = jnp.zeros(max(self.words) - self.words[-1], jnp.uint32)
-        return Selection(jnp.concatenate([*words, behind]), jnp.stack(counts))
+        spare = jnp.zeros(max(self.words) - self.words[-1], jnp.uint32)
+        return Selection(jnp.concatenate([*words, spare]), jnp.stack(counts))
 
     def corrected(
         self,
@@ -100,15 +102,20 @@ class Arrays:
         key: Callable[[Any, jax.Array], tuple[jax.Array, Any]],
         counted: Callable[[Any, jax.Array, jax.Array], Any],
     ) -> tuple[Selection, Any]:
-        """Selects again, by other thresholds, while that is needed, one array at a time.
+        """Repeats pending selections by other thresholds, one array at a time.
 
         Args:
-            selected: What is selected.
-            state: What decides, and changes.
-            pending: From the state to booleans [arrays]: which must be selected from again.
-            key: From the state and an array's number to the new threshold and state.
-            counted: From the state, the array's number, and how many elements are from its
-                threshold on, to the next state.
+            selected: The selection so far.
+            state: A tree of arrays, the state of the loop.
+            pending: A function of the state that returns booleans [arrays], which arrays
+                must be selected from again.
+            key: A function of the state and an array's number that returns the new
+                threshold, as a key, and the next state.
+            counted: A function of the state, an array's number and the count of elements
+                that its new threshold selects, which returns the next state.
+
+        Returns:
+            The selection and the state.
         """
 
         def again(i, state):
@@ -124,13 +131,13 @@ class Arrays:
         limits: jax.Array,
         cut: Callable[[jax.Array, jax.Array], jax.Array],
     ) -> Selection:
-        """Selects fewer where more are selected than fit.
+        """Reduces the selections that exceed a limit.
 
         Args:
-            selected: What is selected.
-            limits: int32 [arrays], how many fit.
-            cut: From an array, zeros after it, and its number to as many as fit, as packed
-                bits.
+            selected: The selection so far.
+            limits: int32 [arrays], the most elements to select from each.
+            cut: A function of an array, padded with zeros, and its number, which returns a
+                selection within its limit, as packed bits.
         """
 
         def fewer(i, done):
@@ -143,14 +150,14 @@ class Arrays:
         return self._loop(selected, done, pending, fewer)[0]
 
     def indices(self, selected: Selection, rooms: Sequence[int]) -> list[jax.Array]:
-        """The indices of what is selected from each array.
+        """Returns the indices of the elements selected from each array.
 
         Args:
-            selected: What is selected, from no array more than there is room for.
-            rooms: How many indices of each array are returned.
+            selected: The selection, from each array at most as many as its capacity.
+            rooms: The capacity of the indices of each array.
 
         Returns:
-            int32 [room] for each, ascending, padded with the array's size.
+            For each array int32 [room], ascending, padded with the array's size.
         """
         found, _ = bitmap_decode(selected.words, sum(rooms))
         ends = jnp.cumsum(selected.counts)
@@ -164,7 +171,7 @@ class Arrays:
         return places
 
     def _from(self, x):
-        """From a threshold to an array's selection, in as many words as the longest has."""
+        """Makes a function that selects from x by a key, padded to the longest array."""
 
         def selection(key):
             words, count = magnitudes.at_least(x, key)
@@ -173,11 +180,11 @@ class Arrays:
         return selection
 
     def _padded(self, x):
-        """An array, zeros after it: as long as the longest."""
+        """Makes a function that returns x, padded with zeros to the longest array."""
         return lambda: jnp.pad(x, (0, int(max(self.sizes)) - x.size))
 
     def _loop(self, selected, state, pending, again):
-        """Changes the selection of one pending array after the other."""
+        """Changes the selections of pending arrays, one after another."""
         most, starts = max(self.words), jnp.asarray(self.starts, jnp.int32)
         lengths = jnp.asarray(self.words, jnp.int32)
 
@@ -199,7 +206,7 @@ class Arrays:
 
 
 def kth_of_each(samples: Sequence[jax.Array], k: jax.Array) -> jax.Array:
-    """The k-th largest key of each of several short arrays; see `magnitudes.kth_by_bits`.
+    """Finds the k-th largest key of each of several short arrays: `magnitudes.kth_by_bits`.
 
     Args:
         samples: Vectors of one dtype.
@@ -207,7 +214,7 @@ def kth_of_each(samples: Sequence[jax.Array], k: jax.Array) -> jax.Array:
     """
     if len(samples) == 1:
         return magnitudes.kth_by_bits(samples[0], k[0])[None]
-    # Zeros after an array are below any key that is tried.
+    # The zeros of the padding are below any key that is tried.
     rows = [jnp.pad(x, (0, -x.size % _ROW)).reshape(-1, _ROW) for x in samples]
     of_row = np.repeat(np.arange(len(samples)), [len(part) for part in rows])
     keys = magnitudes.keys(jnp.concatenate(rows))

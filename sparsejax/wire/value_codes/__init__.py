@@ -1,4 +1,4 @@
-"""How the values of selected entries travel: `base` has the contract, `codes` the table."""
+"""Codes of the values of selected entries: `base` has the contract, `codes` the table."""
 
 from sparsejax.wire.value_codes.base import ValueCode as ValueCode
 from sparsejax.wire.value_codes.codes import (

@@ -1,21 +1,22 @@
-"""The contract of a value code: a selected value in 1 to 32 bits, and a table a leaf.
+"""The contract of a value code: values in 1 to 32 bits, and a table for each leaf.
 
-For a leaf a rank sends a code for each value, and one table of float32 numbers, from which
-any rank decodes them. So decoded values are the same on all ranks, the sender included,
-which keeps what a code takes off: nothing is lost.
+For each leaf a rank sends a code for each value, and one table of float32 numbers, from
+which every rank decodes the values. So decoded values are equal on all ranks. The sender
+decodes them, too, and keeps the rounding errors, so nothing is lost.
 
-In a message of their own codes of fewer than 8 bits travel as planes of bits, wider ones as
-they lie in memory; beside slots they travel as `messages.CodedMessages` says.
+In messages of codes alone, codes of fewer than 8 bits are sent as bit planes, and wider
+codes as they are in memory. In messages with slots they are sent as
+`messages.CodedMessages` describes.
 
-Of every code in `codes.CODES` tests demand:
+Tests require of every code in `codes.CODES`:
 
-* Values that are not `real` have no part in the table.
-* Of a leaf of zeros come zeros.
-* NaN and infinity travel as they are in a floating dtype. Another code makes the table not
-  finite with them, and the values at their places; others of the leaf may be, too.
-* Numbers near the ends of float32 have the codes of the same numbers in the middle: a sum
-  is of `in_units`.
-* What is decoded is what NumPy computes in float64: `QUANTIZED` in
+* Values that are not `real` do not influence the table.
+* A leaf of zeros is decoded to zeros.
+* Floating dtypes send NaN and infinity unchanged. In other codes these make the table, and
+  the decoded values at their places, not finite; other values of the leaf may be, too.
+* Numbers near the limits of float32 have the codes of the same numbers scaled to its
+  middle: sums are taken over the results of `in_units`.
+* Decoded values equal those that NumPy computes in float64: `QUANTIZED` in
   `tests/chunked/reference.py`.
 """
 
@@ -33,11 +34,11 @@ from sparsejax.wire.value_codes import planes
 
 @dataclasses.dataclass(frozen=True)
 class ValueCode(abc.ABC):
-    """A way for values to travel.
+    """A way to write selected values in few bits.
 
     Attributes:
-        width: Bits of a value.
-        table: float32 numbers for each leaf.
+        width: The number of bits of a code.
+        table: The number of float32 numbers in the table of a leaf.
     """
 
     width: int
@@ -47,17 +48,17 @@ class ValueCode(abc.ABC):
     def encode(
         self, x: jax.Array, real: jax.Array | bool = True
     ) -> tuple[jax.Array, jax.Array]:
-        """The codes uint32 [n] and the table float32 [table] of float32 [n], n > 0.
+        """Returns the codes, uint32 [n], and the table, float32 [table], of the values.
 
         Args:
-            x: The values.
-            real: Booleans [n]: where there is a value. Others have a code, and no part in
-                the table.
+            x: float32 [n], n > 0, the values.
+            real: Booleans [n], which elements of x are values. Other elements also have a
+                code, but do not influence the table.
         """
 
     @abc.abstractmethod
     def decode(self, codes: jax.Array, table: jax.Array) -> jax.Array:
-        """The values that codes and their table stand for, float32 [n].
+        """Returns the values of codes and their table, float32 [n].
 
         Args:
             codes: uint32 [n].
@@ -65,19 +66,19 @@ class ValueCode(abc.ABC):
         """
 
     def words(self, entries: int) -> int:
-        """Words of 32 bits for the codes of `entries` values."""
+        """Returns the words of 32 bits for the codes of `entries` values."""
         if self.width < 8:
             return planes.plane_words(entries, self.width)
         return -(-entries * self.width // bits.WORD)
 
     def pack(self, codes: jax.Array) -> jax.Array:
-        """The codes as words."""
+        """Packs codes, uint32 [n], into words, uint32 [words(n)]."""
         if self.width < 8:
             return planes.pack_planes(codes, self.width)
         return bits.words_of(codes.astype(self.dtype))
 
     def unpack(self, words: jax.Array, entries: int) -> jax.Array:
-        """Inverse of `pack`."""
+        """Unpacks words into the codes of `entries` values; inverts `pack`."""
         if self.width < 8:
             return planes.unpack_planes(words, self.width, entries)
         return bits.rows_of(words, self.dtype, entries).astype(jnp.uint32)
@@ -92,27 +93,27 @@ _UNSIGNED: dict[int, Any] = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
 
 
 def largest(x, real):
-    """The largest magnitude of a value."""
+    """Returns the largest magnitude of the values that are real, or 0."""
     return jnp.max(jnp.abs(x), initial=0, where=real)
 
 
 def in_units(x, real):
-    """Numbers as multiples of a power of two near the largest, and that power.
+    """Divides numbers by a power of two near the largest; returns them and that power.
 
-    So sums of numbers near the end of float32, and of their squares, do not overflow.
+    So sums of numbers near the limits of float32, and of their squares, do not overflow.
     """
     exponent = lax.bitcast_convert_type(largest(x, real), jnp.uint32) >> 23
-    # Of the smallest and the largest powers the inverse would be no normal number.
+    # The inverses of the smallest and of the largest powers are not normal numbers.
     exponent = jnp.clip(exponent, 2, 252)
     power = lambda exponent: lax.bitcast_convert_type(exponent << 23, jnp.float32)
     return x * power(254 - exponent), power(exponent)
 
 
 def count(x, flags):
-    """How many numbers are flagged, in float32."""
+    """Returns the number of flagged elements of x, as float32."""
     return jnp.sum(jnp.broadcast_to(flags, x.shape), dtype=jnp.float32)
 
 
 def mean_where(x, flags):
-    """The mean of the flagged numbers, 0 of none."""
+    """Returns the mean of the flagged elements of x, or 0 if there are none."""
     return jnp.sum(jnp.where(flags, x, 0)) / jnp.maximum(count(x, flags), 1)

@@ -1,18 +1,18 @@
-"""The value codes, by the names that `values=` takes; `base` says what each must obey.
+"""The value codes, by the names that `values=` takes; `base` describes their contract.
 
-    float32     32 bits, as they are
-    bfloat16    16 bits, float16 too: rounded
-    int8        8 bits, and the step: the largest magnitude of the leaf over 127
-    fp8         8 bits, float8_e4m3fn, and a scale: the largest magnitude over 448
+    float32     32 bits, not rounded
+    bfloat16    16 bits, rounded; also float16
+    int8        8 bits; the table has the step, the largest magnitude of the leaf over 127
+    fp8         8 bits, float8_e4m3fn; the table has a scale, the largest magnitude over 448
     4bit        the sign, and 0 or a power of two from 1/8 to 8 times the mean magnitude,
                 which is the table
-    2bit        the sign, and whether the magnitude is above the mean one; the table has
-                the mean of the magnitudes below, and of those above
+    2bit        the sign, and whether the magnitude is above the mean; the table has the
+                means of the magnitudes below and above
     2bit-bins   SparseLoCo's: four bins of 1.5 standard deviations around the mean; the
                 table has the mean of the values in each
     sign        the sign; the table has the mean magnitude
 
-A new code is a class in a file beside this one, and a line of `CODES`.
+A new code is a class in a file of this folder, and a line of `CODES`.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ CODES: dict[str, ValueCode] = {
 
 
 def code_of(name: Any) -> ValueCode:
-    """The code of a name; raises where there is none."""
+    """Returns the code of a name; raises if there is none of that name."""
     arguments.check_one_of("values", name, CODES)
     return CODES[name]
 
@@ -50,13 +50,13 @@ def code_of(name: Any) -> ValueCode:
 def coded(
     x: jax.Array, real: jax.Array, name: str, dtype: Any
 ) -> tuple[jax.Array, CodedValues]:
-    """Values rounded to a code, in a dtype and in the code.
+    """Rounds values to a code; returns the rounded values, and the values in the code.
 
     Args:
         x: [n], of any floating dtype, zero where there is no value.
-        real: Booleans [n]: where there is a value.
-        name: Of the code.
-        dtype: Of the rounded values.
+        real: Booleans [n], where there is a value.
+        name: The name of the code.
+        dtype: The dtype of the rounded values.
     """
     code = code_of(name)
     codes, table = code.encode(rounded(x, jnp.float32), real)

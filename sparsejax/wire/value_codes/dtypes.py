@@ -1,4 +1,4 @@
-"""Codes that are a narrower dtype, as it is or over a scale of the leaf."""
+"""Value codes that are a narrower dtype, alone or with a scale for each leaf."""
 
 import dataclasses
 
@@ -11,10 +11,10 @@ from sparsejax.wire.value_codes import base
 
 @dataclasses.dataclass(frozen=True)
 class Rounded(base.ValueCode):
-    """A floating dtype; finite values stay finite.
+    """The bits of a floating dtype; finite values stay finite.
 
     Attributes:
-        into: The dtype.
+        into: The name of the dtype.
     """
 
     into: str
@@ -33,7 +33,7 @@ class Rounded(base.ValueCode):
 
 @dataclasses.dataclass(frozen=True)
 class Int8(base.ValueCode):
-    """Whole steps; 128 is zero."""
+    """Integer multiples of a step, plus 128, so that 128 is zero."""
 
     def encode(self, x, real=True):
         step = base.largest(x, real) / 127
@@ -47,7 +47,7 @@ class Int8(base.ValueCode):
 
 @dataclasses.dataclass(frozen=True)
 class Float8(base.ValueCode):
-    """float8_e4m3fn, which ends at 448 and has no infinity."""
+    """float8_e4m3fn with a scale; its largest number is 448, and it has no infinity."""
 
     def encode(self, x, real=True):
         scale = base.largest(x, real) / 448

@@ -1,4 +1,4 @@
-"""Codes of 1 to 4 bits, whose tables are means of the leaf's values."""
+"""Value codes of 1 to 4 bits, whose tables are means of the leaf's values."""
 
 import dataclasses
 
@@ -10,7 +10,10 @@ from sparsejax.wire.value_codes import base
 
 @dataclasses.dataclass(frozen=True)
 class Powers(base.ValueCode):
-    """Bit 3 is the sign, the others are an exponent: 4 is the mean magnitude, 0 is zero."""
+    """The sign in bit 3, and an exponent in bits 0 to 2.
+
+    Exponent e stands for 2^(e - 4) times the mean magnitude, and 0 for zero.
+    """
 
     def encode(self, x, real=True):
         x, unit = base.in_units(x, real)
@@ -31,12 +34,12 @@ class Powers(base.ValueCode):
 
 @dataclasses.dataclass(frozen=True)
 class TwoLevels(base.ValueCode):
-    """Bit 0 is the sign, bit 1 says that the magnitude is above the mean one."""
+    """The sign in bit 0, and in bit 1 whether the magnitude is above the mean."""
 
     def encode(self, x, real=True):
         x, unit = base.in_units(x, real)
         magnitude = jnp.abs(x)
-        # The comparison with NaN is never true: the lower mean has all of them.
+        # A comparison with NaN is false, so with a NaN all values are in the lower mean.
         above = magnitude > base.mean_where(magnitude, real)
         means = [base.mean_where(magnitude, flags & real) for flags in (~above, above)]
         codes = (x < 0).astype(jnp.uint32) | above.astype(jnp.uint32) << 1
@@ -49,7 +52,7 @@ class TwoLevels(base.ValueCode):
 
 @dataclasses.dataclass(frozen=True)
 class FourBins(base.ValueCode):
-    """The number of the bin."""
+    """The number of one of four bins of 1.5 standard deviations around the mean."""
 
     def encode(self, x, real=True):
         x, unit = base.in_units(x, real)
@@ -70,7 +73,7 @@ class FourBins(base.ValueCode):
 
 @dataclasses.dataclass(frozen=True)
 class OneLevel(base.ValueCode):
-    """Whether a value is negative."""
+    """The sign: 1 for negative values, else 0."""
 
     def encode(self, x, real=True):
         x, unit = base.in_units(x, real)

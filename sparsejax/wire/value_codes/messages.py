@@ -1,4 +1,4 @@
-"""Entries whose values travel in a code: in the low bits of slots, or beside them."""
+"""Messages of entries with values in a code: in the low bits of slots, or beside them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,19 +19,19 @@ from sparsejax.wire.value_codes.codes import CODES
 
 @dataclasses.dataclass(frozen=True)
 class CodedMessages:
-    """How the entries of some arrays, laid end to end, travel with their values in a code.
+    """The format of messages of entries of some arrays, end to end, with values in a code.
 
     A code of fewer than 8 bits is the lowest bits of a slot: slot and code are one number
-    in a set that is as many times as wide, whose index code then has the value, too. Its
-    low bits cost what they are; where an index code cuts off more of them it costs less.
-    Wider codes, and those of sets that int32 could not number then, travel in the place of
-    values, 8 bits or a multiple each. Each rank's tables travel by themselves, an
+    in a set that is 2**width times as wide, whose index code then has the value, too. An
+    entry's code costs its width in bits, or less where the wider set has a cheaper index
+    code. Wider codes, and codes in sets whose slots int32 could not number, are sent in the
+    place of values, with 8 bits or a multiple each. Each rank's tables are sent by an
     all-gather before the messages.
 
     Attributes:
-        code: The code.
-        units: How many units the arrays have.
-        arrays: How many arrays there are, each with its table.
+        code: The value code.
+        units: The number of units of all arrays.
+        arrays: The number of arrays, each of which has a table.
     """
 
     code: ValueCode
@@ -42,13 +42,15 @@ class CodedMessages:
     def of(
         cls, name: str | None, units: int, arrays: int, dtype: jnp.dtype
     ) -> "CodedMessages | None":
-        """How they travel; None where values travel as they are: in no more bits.
+        """Makes the format, or returns None if values are sent in their dtype.
+
+        That is so if there is no code, or if codes have more bits than the dtype.
 
         Args:
-            name: The code; None where there is none.
-            units: How many units the arrays have.
-            arrays: How many arrays there are.
-            dtype: Of the values, were they to travel as they are.
+            name: The name of the code, or None.
+            units: The number of units of all arrays.
+            arrays: The number of arrays.
+            dtype: The dtype in which values travel without a code.
         """
         if name is None or CODES[name].width > 8 * dtype.itemsize:
             return None
@@ -56,21 +58,26 @@ class CodedMessages:
 
     @property
     def slot_bits(self) -> int:
-        """The bits of a slot that are the code of its value."""
+        """The number of low bits of a slot that are the code of its value, or 0."""
         numbered = -(-self.units // bits.WORD) * bits.WORD << self.code.width
         return self.code.width if self.code.width < 8 and numbered < MOST_NUMBERED else 0
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of a value beside its slot."""
+        """Bytes that are sent for a value beside its slot."""
         return 0 if self.slot_bits else self.code.dtype.itemsize
 
     def table_bytes(self, ranks: int) -> int:
-        """Bytes that a rank sends for its tables."""
+        """Returns the bytes that a rank sends for its tables."""
         return (ranks - 1) * 4 * self.arrays * self.code.table
 
     def slots(self, x: Entries, width: int) -> Slots:
-        """The slots of the entries, of `width` before codes are in them."""
+        """Returns the slots of the entries, with codes in their low bits where these fit.
+
+        Args:
+            x: The entries.
+            width: The number of slots without codes, a multiple of 32.
+        """
         units, real = bits.listed(x.index, x.capacity)
         assert x.coded is not None
         at = units << self.slot_bits
@@ -78,11 +85,11 @@ class CodedMessages:
             at = at | x.coded.codes.astype(jnp.int32)
         ones = jnp.where(real, jnp.uint32(1) << (at & bits.WORD - 1).astype(jnp.uint32), 0)
         words = jnp.zeros((width << self.slot_bits) // bits.WORD, jnp.uint32)
-        # No bit twice, so the sum of bits is their union.
+        # No bit is set twice, so adding words is a bitwise or.
         return Slots.of(words.at[at // bits.WORD].add(ones, mode="drop")[None])
 
     def source(self, x: Entries) -> Source:
-        """Where messages find what they have beside slots."""
+        """Returns the source of what is sent beside slots: codes, or nothing."""
         assert x.coded is not None
         codes = x.coded.codes[:, None] if self.slot_bits else x.coded.codes
         place = x.source().units
@@ -91,12 +98,16 @@ class CodedMessages:
     def reader(
         self, x: Entries, wire: Wire, dtype: Any
     ) -> Callable[..., tuple[jax.Array, jax.Array]]:
-        """Sends the tables; from a sender, slots and codes to units and their values.
+        """Gathers the tables of all ranks, and returns a function that decodes entries.
 
         Args:
             x: The entries.
             wire: The ranks.
-            dtype: Of the values that the senders have.
+            dtype: The dtype of the values of the senders, to which values are decoded.
+
+        Returns:
+            A function of the number of the sender, slots and codes, which returns units and
+            their values.
         """
         assert x.coded is not None
         tables, _ = wire.all_gather(x.coded.table)

@@ -1,6 +1,6 @@
-"""Small numbers as planes of bits: the lowest bits of all, then the next ones of all.
+"""Bit planes of small numbers: the lowest bits of all numbers, then the next bits of all.
 
-A plane has a bit of each number, in words of its own: 32 numbers of 6 bits are 6 words.
+A plane has one bit of each number, in words of its own: 32 numbers of 6 bits take 6 words.
 """
 
 import jax
@@ -11,12 +11,12 @@ from pallas_kernels.rank_select import WORD, pack, unpack
 
 
 def plane_words(count: int, planes: int) -> int:
-    """Words for some bits of each of `count` numbers."""
+    """Returns the words for `planes` bits of each of `count` numbers."""
     return planes * -(-count // WORD)
 
 
 def pack_planes(x: jax.Array, planes: int) -> jax.Array:
-    """The lowest bits of uint32 [n], plane after plane, as words."""
+    """Packs the lowest `planes` bits of uint32 [n] into words, plane after plane."""
     if not planes:
         return jnp.zeros(0, jnp.uint32)
     x = jnp.pad(x, (0, -x.size % WORD))
@@ -25,7 +25,7 @@ def pack_planes(x: jax.Array, planes: int) -> jax.Array:
 
 
 def unpack_planes(words: jax.Array, planes: int, count: int) -> jax.Array:
-    """Inverse of `pack_planes`: uint32 [count]."""
+    """Unpacks bit planes to uint32 [count]; inverts `pack_planes`."""
     if not planes:
         return jnp.zeros(count, jnp.uint32)
     flags = unpack(words.reshape(planes, -1))[:, :count].astype(jnp.uint32)
