@@ -19,7 +19,7 @@ class Rows(NamedTuple):
         last: int32 [n], the step that each has seen last.
     """
 
-    param: jax.Array
+    param: Any
     own: tuple[jax.Array, ...]
     last: jax.Array
 

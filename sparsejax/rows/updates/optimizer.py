@@ -33,13 +33,10 @@ class UpdatePlan(NamedTuple):
     Attributes:
         layout: Which arrays of the state have rows, and what a step does to them.
         catch_up: How the rows of each table catch up, by its number.
-        sums: Of each number of `Fading.number`, whether it has a mean of squares. They may
-            be more than the tables that catch up by them.
     """
 
     layout: OptimizerLayout
     catch_up: Mapping[int, CatchUp]
-    sums: tuple[bool, ...] = ()
 
     def way(self, at: int) -> CatchUp:
         """How the rows of a parameter catch up."""
@@ -124,44 +121,40 @@ class RowOptimizer:
     def _planned(self, layout, params):
         """The plan for tables of which is known what a step does to them."""
         caught = {at: table for at, table in layout.tables.items() if self._lags(table)}
-        fading, sums = self._fading(layout, params, caught)
+        for table in caught.values():
+            if table.traced:  # as optax.inject_hyperparams around `lazy` makes it
+                self.check(table)
+        fading = self._fading(layout, params, caught)
         replayed = {at: Replay(table.moves) for at, table in caught.items()}
         never = dict.fromkeys(layout.tables, NEVER)
-        return UpdatePlan(layout, never | replayed | fading, sums)
+        return UpdatePlan(layout, never | replayed | fading)
 
     def _lags(self, table):
         return self.exact and table.lags and not self.why_not(table)
 
     def _fading(self, layout, params, caught):
-        """The tables whose momentum fades as `Fading` says, and the kinds of their sums.
+        """The tables whose momentum fades as `Fading` says.
 
         The optimizer is run on numbers. What it is fed with by hand matters to steps, which
-        are taken one by one then; so they are where its own numbers are traced, as
-        `optax.inject_hyperparams` around `lazy` has them. There a state has sums all the
-        same, which nothing reads: it is like one of the optimizer whose numbers are known.
-        The optimizer is traced once, for all tables, and run once for each program of a
-        table: a model has hundreds of leaves, and few kinds of them.
+        are taken one by one then. It is traced once, for all tables, and run once for each
+        program of a table: a model has hundreds of leaves, and few kinds of them.
         """
         dtypes = [jnp.result_type(x) for x in jax.tree.leaves(params)]
-        of = {
-            at: self._guess(table)
-            for at, table in caught.items()
-            if table.may_fade is not None and dtypes[at] == jnp.float32
-        }
-        of = {at: guess for at, guess in of.items() if guess or caught[at].traced}
+        guesses = {at: self._guess(table) for at, table in caught.items()}
+        of = {at: x for at, x in guesses.items() if x and dtypes[at] == jnp.float32}
         if layout.held or not of:
-            return {}, ()
-        found, numbers, sums = dict[int, Fading](), dict[Any, int | None](), list[bool]()
+            return {}
+        found, numbers, count = dict[int, Fading](), dict[Any, int | None](), 0
         programs = self._samples(layout, params, of)
         for (at, guess), alone in zip(of.items(), programs, strict=True):
             kind = guess, caught[at].scalars, alone.written()
             if kind not in numbers:
-                is_right = guess is None or guess.is_right(alone)
-                numbers[kind] = len(sums) if is_right else None
-                sums += [caught[at].squares] if is_right else []
-            if guess is not None and (number := numbers[kind]) is not None:
+                is_right = guess.is_right(alone)
+                numbers[kind] = count if is_right else None
+                count += is_right
+            if (number := numbers[kind]) is not None:
                 found[at] = dataclasses.replace(guess, number=number)
-        return found, tuple(sums)
+        return found
 
     def _samples(self, layout, params, tables):
         """How steps with a gradient of zero move each of some tables: a program each."""
@@ -171,9 +164,9 @@ class RowOptimizer:
 
     def _guess(self, table):
         """How the rows of a table may move; None where numbers for that are not known."""
-        if table.traced or table.fades is None or table.idle != (table.may_fade,):
+        if table.fades is None or len(table.own) > 2:
             return None
-        idle, factors = table.may_fade, list(table.decays)
+        (idle,), factors = table.idle, list(table.decays)
         factors[idle] = table.fades
         squares = 1 - idle if table.squares else None
         fading = Fading(idle, squares, tuple(factors), table.shrinks)

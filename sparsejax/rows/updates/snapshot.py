@@ -64,10 +64,10 @@ class Snapshot:
         self.missed = MissedSteps(
             self.call, self.shapes, tuple(self.inner), self.history, state.step, {}
         )
-        if len(state.kept) != len(self.plan.sums):
+        if len(state.kept) != len(self.plan.fading):
             raise StateError(
                 f"lazy: this state keeps the sums of {len(state.kept)} kinds of rows that "
-                f"move, and {len(self.plan.sums)} are needed: it was saved by another "
+                f"move, and {len(self.plan.fading)} are needed: it was saved by another "
                 "version or for another optimizer. Start from tx.init(params); or settle "
                 "it with the version that has saved it, and take "
                 "state._replace(kept=tx.init(params).kept) of what that returns."
@@ -85,8 +85,8 @@ class Snapshot:
 
     def kept(self) -> tuple[jax.Array, ...]:
         """What is kept of the sums by which rows move, after a step."""
-        sums, pairs = self.missed.sums, enumerate(self.state.kept)
-        return tuple(sums[k].kept if k in sums else kept for k, kept in pairs)
+        sums = self.missed.sums
+        return tuple(sums[number].kept for number in sorted(sums))
 
     def way(self, at: int) -> CatchUp:
         """How the rows of a table catch up."""

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from sparsejax.axes import mesh_of, unsharded
 from sparsejax.errors import warn_of_platform
 from sparsejax.rows import tiles
 from sparsejax.rows.updates import layout as layouts
+from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.catch_up.fading import first_kept
 from sparsejax.rows.updates.catch_up.history import history
 from sparsejax.rows.updates.optimizer import RowOptimizer
@@ -69,7 +70,7 @@ def init(optimizer: RowOptimizer, params: Any) -> LazyState:
         last=jax.tree.unflatten(structure, last),
         history=history([numbers[j] for j in plan.layout.held] if lagging else []),
         inner=jax.tree.unflatten(of_inner, numbers),
-        kept=tuple(map(first_kept, plan.sums)),
+        kept=tuple(first_kept(way) for _, way in plan.fading.values()),
     )
 
 
@@ -169,24 +170,15 @@ def _warn_of_narrow(path, leaf):
         )
 
 
-class KeptRows(NamedTuple):
-    """What is kept of all rows of a table: `Rows` without the parameter.
-
-    Attributes:
-        own: As of `Rows`.
-        last: As of `Rows`.
-    """
-
-    own: tuple[jax.Array, ...]
-    last: Any
-
-
 def _by_shard(
     now: Snapshot,
     grads: Mapping[int, ShardedRowGrads],
     extra: Mapping[str, Any],
-) -> dict[int, tuple[ShardedRowGrads, KeptRows]]:
-    """The updates of tables that are sharded by rows, and what is kept of their rows."""
+) -> dict[int, tuple[ShardedRowGrads, Rows]]:
+    """The updates of tables that are sharded by rows, and what is kept of their rows.
+
+    That is `Rows` without the parameter.
+    """
     shards = TableShards(now, {at: x.sharding for at, x in grads.items()})
     arrays, rest = tree.arrays_and_others(extra)
     arrays = jax.tree.map(unsharded, arrays)
@@ -202,11 +194,11 @@ def _by_shard(
         for at, leaf in given.items():
             own = tuple(inner[j] for j in now.plan.layout.tables[at].own)
             update = ShardedRowGrads.of_shard(made[at], leaf.shape, leaf.sharding)
-            found[at] = update, KeptRows(own, last[at])
+            found[at] = update, Rows((), own, last[at])
         return found
 
     specs = {at: leaf.specs for at, leaf in grads.items()}
-    kept = {at: KeptRows(*shards.specs(at)[1:]) for at in grads}
+    kept = {at: shards.specs(at)._replace(param=()) for at in grads}
     out = {at: (specs[at], kept[at]) for at in grads}
     made = shards.run(step_of, (grads, arrays), (specs, PartitionSpec()), out)
     again = lambda x: dataclasses.replace(x, origin=Origin(x.ids))

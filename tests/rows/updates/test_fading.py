@@ -310,52 +310,26 @@ def lazily(factory):
 
 INJECTED = {
     "adam": (optax.adam, {}),
-    "adamw": (optax.adamw, {}),
-    "adagrad": (optax.adagrad, {}),
-    "lion": (optax.lion, {}),
     "momentum": (optax.sgd, {"momentum": 0.9}),
-    "rmsprop": (optax.rmsprop, {"momentum": 0.9}),
     "sgd": (optax.sgd, {}),
 }
-# Moments, as Adam has them.
-LONG = ["adamw", "rmsprop"]
-
-
-@pytest.mark.parametrize(
-    "name", [*(x for x in INJECTED if x not in LONG), *helpers.slow(*LONG)]
-)
-def test_hyperparameters_injected_around_it_give_the_state_that_it_has_alone(name):
-    """With dense gradients it is the optimizer, and its state has the same structure."""
-    factory, options = INJECTED[name]
-    alone = lazy(factory(0.1, **options))
-    around = optax.inject_hyperparams(lazily(factory))(0.1, **options)
-    states, params = [jax.jit(tx.init)(PARAMS) for tx in (alone, around)], PARAMS
-    grads = jax.tree.map(jnp.ones_like, PARAMS)
-    both = [
-        jax.jit(tx.update)(grads, state, params)
-        for tx, state in zip((alone, around), states, strict=True)
-    ]
-    (updates, state), (same, injected) = both
-    inner = injected.inner_state
-    assert jax.tree.structure(inner) == jax.tree.structure(state)
-    for x, y in zip(
-        jax.tree.leaves((updates, state)), jax.tree.leaves((same, inner)), strict=True
-    ):
-        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["sgd", *helpers.slow("adam", "momentum")])
-def test_rows_that_miss_steps_of_numbers_that_are_traced_are_refused(name):
+def test_rows_that_may_miss_steps_of_numbers_that_are_traced_are_refused(name):
     """What the rate was at those steps is not known; inside `lazy` it is remembered."""
     factory, options = INJECTED[name]
     rows = {"table": RowGrads(jnp.array([1]), jnp.ones((1, 3)), (HEIGHT, 3))}
     around = optax.inject_hyperparams(lazily(factory))(0.1, **options)
-    update = lambda: jax.eval_shape(around.update, rows, around.init(PARAMS), PARAMS)
-    if name == "sgd":  # which moves no row without a gradient
-        update()
-    else:
-        match = r"values that are traced.*lazy\(optax.inject_hyperparams\(optax.adam\)"
+    match = r"values that are traced.*lazy\(optax.inject_hyperparams\(optax.adam\)"
+    for grads in (rows, PARAMS):
+        update = lambda grads: jax.eval_shape(
+            around.update, grads, around.init(PARAMS), PARAMS
+        )
+        if name == "sgd":  # which moves no row without a gradient
+            update(grads)
+            continue
         with pytest.raises(ArgumentError, match=match):
-            update()
+            update(grads)
     inside = lazy(optax.inject_hyperparams(factory)(0.1, **options))
     jax.eval_shape(inside.update, rows, inside.init(PARAMS), PARAMS)

@@ -77,7 +77,7 @@ def samples(
     for at in tables:
         shape = (m.shape[0],) + (1,) * (len(missed.params[at].shape) - 1)
         table = missed.call.layout.tables[at]
-        own = [m if j == table.may_fade else v for j in range(len(table.own))]
+        own = [m if (j,) == table.idle else v for j in range(len(table.own))]
         own = tuple(x.reshape(shape) for x in own)
         rows[at] = Rows(p.reshape(shape), own, m)
     made, _ = missed.take(step, rows)
@@ -346,10 +346,7 @@ def _compiled(function, *like):
     return run
 
 
-def first_kept(has_squares: bool) -> jax.Array:
-    """The kept sums before the first step: none is known, and none is read.
-
-    Args:
-        has_squares: Whether the optimizer has a mean of squares as well as the momentum.
-    """
-    return jnp.zeros((PATIENCE, 2 * (NODES if has_squares else 1)), jnp.float32)
+def first_kept(way: Fading) -> jax.Array:
+    """The kept sums before the first step: none is known, and none is read."""
+    nodes = 1 if way.squares is None else NODES
+    return jnp.zeros((PATIENCE, 2 * nodes), jnp.float32)

@@ -91,39 +91,6 @@ def multiple(eqn: Any, times: Sequence[Times | None]) -> Times | None:
     return rule(eqn, times) if rule else None
 
 
-def affine(
-    eqn: Any, of: Sequence[frozenset[int]], affine: Sequence[frozenset[int]]
-) -> frozenset[int]:
-    """The inputs in which an equation's output is affine, and on which it depends.
-
-    Args:
-        eqn: The equation, of numbers of the same place.
-        of: The inputs that each of its own inputs depends on.
-        affine: Those in which each of them is affine.
-    """
-    name = eqn.primitive.name
-    every = frozenset().union(*of)
-    is_affine = lambda at, j: j not in of[at] or j in affine[at]
-    if name in _LINEAR:
-        return frozenset(j for j in every if all(is_affine(k, j) for k in range(len(of))))
-    if name == "mul":
-        a, b = of
-        return (affine[0] - b) | (affine[1] - a)
-    return affine[0] - of[1] if name == "div" else frozenset()
-
-
-_LINEAR = {
-    "add",
-    "add_any",
-    "convert_element_type",
-    "copy",
-    "copy_p",
-    "neg",
-    "pvary",
-    "sub",
-}
-
-
 def count(eqn: Any, times: Sequence[Times | None], plus: Sequence[Times | None], v: Any):
     """An input and what an equation adds to it, up to the largest number of a dtype.
 

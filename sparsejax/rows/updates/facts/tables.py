@@ -37,9 +37,7 @@ class TableFacts:
             weights that decay a fixed number below.
         fades: By what a step with a gradient of zero multiplies the one of `own` that is
             in `idle`, where that is a fixed number.
-        may_fade: Which of `own` is a momentum by which they may move so, as far as the
-            program shows, whatever the numbers in it are; None if none is.
-        squares: Whether how far that moves them depends on the other of `own`.
+        squares: Whether how far that moves them depends on another of `own`.
         scalars: The leaves of the state without rows that a step with a gradient of zero
             depends on, if that changes the parameter.
         every: Those that any step depends on.
@@ -58,7 +56,6 @@ class TableFacts:
     decays: tuple[float, ...] | None = None
     shrinks: float = 0.0
     fades: float | None = None
-    may_fade: int | None = None
     squares: bool = False
     scalars: frozenset[int] = frozenset()
     every: frozenset[int] = frozenset()
@@ -91,7 +88,7 @@ class UpdateWalk:
         for j, (k, v) in enumerate(zip(leaves, program.jaxpr.invars, strict=True)):
             row = (k, 0) if k is not None and v.aval.shape else None
             flat, it = v.aval.shape == (), frozenset({j})
-            self.given.append(ArrayFacts(it, row, flat, None, (j, 1.0), affine=it))
+            self.given.append(ArrayFacts(it, row, flat, None, (j, 1.0)))
         # Constants that are traced have numbers, too, after those of the inputs.
         self.constants = list(map(values.constant, program.consts))
         for k, x in enumerate(program.consts, len(self.given)):
@@ -116,11 +113,6 @@ class UpdateWalk:
         reason = self._refused(table, names)
         if reason:
             return dataclasses.replace(table, refused=reason)
-        momentum = self._momentum(table)
-        if momentum is not None:
-            others = {self.n + j for at, j in enumerate(table.own) if at != momentum}
-            squares = bool(others & self.zeros[()][table.leaf].of)
-            table = dataclasses.replace(table, may_fade=momentum, squares=squares)
         for zeros, made in self._cases(table):
             shrinks = self._shrinks(table, made)
             stay = all(made[self.n + table.own[at]].is_zero for at in zeros)
@@ -131,9 +123,14 @@ class UpdateWalk:
                 table = dataclasses.replace(table, still=zeros, wanted=wanted)
             decays = self._decays(table, made, zeros)
             if decays is not None:
-                fades = self._fades(table, zeros)
+                table = dataclasses.replace(
+                    table, idle=zeros, decays=decays, shrinks=shrinks
+                )
+                others = {self.n + j for at, j in enumerate(table.own) if at not in zeros}
                 return dataclasses.replace(
-                    table, idle=zeros, decays=decays, shrinks=shrinks, fades=fades
+                    table,
+                    fades=self._fades(table, zeros),
+                    squares=bool(others & self.zeros[()][table.leaf].of),
                 )
         return table
 
@@ -162,21 +159,6 @@ class UpdateWalk:
         j = self.n + table.own[zeros[0]]
         input, factor = self.zeros[()][j].times or (None, None)
         return factor if input == j else None
-
-    def _momentum(self, table):
-        """The momentum by which rows may move: see `TableFacts.may_fade`."""
-        still, n = self.zeros[()], self.n
-        is_multiple = lambda j: (still[n + j].times or (None,))[0] == n + j
-        if not 1 <= len(table.own) <= 2 or not all(map(is_multiple, table.own)):
-            return None
-        param = n + len(self.owner) + table.leaf
-        for at, j in enumerate(table.own):
-            made = self.zeros[at,]
-            moved, left = still[table.leaf], made[table.leaf].times
-            is_left = left is not None and (left[1] == 0 or left[0] == param)
-            if n + j in moved.affine and is_left and made[n + j].is_zero:
-                return at
-        return None
 
     def _all_of(self, table):
         """The inputs and constants, by number, that a step of the table depends on."""

@@ -33,7 +33,6 @@ class ArrayFacts:
         mixed: Where rows that it depends on were mixed; None if they were not.
         times: An input and a factor, if it is that multiple of that input; None in place
             of the input for a number. NaN for a factor or a number that is not known.
-        affine: The inputs in which each of its numbers is affine, of those at its place.
         plus: An input and a number, if it is that input and so much more, up to the
             largest number of its dtype.
     """
@@ -44,7 +43,6 @@ class ArrayFacts:
     mixed: str | None = None
     times: Times | None = None
     plus: Times | None = None
-    affine: frozenset[int] = frozenset()
 
     @property
     def is_zero(self) -> bool:
@@ -151,13 +149,10 @@ def _by_number(eqn, given, v):
     of_given = [value.times for value in given]
     times = factors.multiple(eqn, of_given)
     plus = factors.count(eqn, of_given, [value.plus for value in given], v)
-    affine = factors.affine(
-        eqn, [value.of for value in given], [value.affine for value in given]
-    )
     common = _common(given)
     if times == factors.ZERO:  # It depends on nothing, whatever it was multiplied by.
         common["of"] = frozenset()
-    return ArrayFacts(**common, row=row, flat=flat, times=times, plus=plus, affine=affine)
+    return ArrayFacts(**common, row=row, flat=flat, times=times, plus=plus)
 
 
 def _moved(axis_of: Callable[[Any, int], int | None]):
@@ -178,9 +173,7 @@ def _moved(axis_of: Callable[[Any, int], int | None]):
             row = row[0], axis
         flat = first.flat or v.aval.shape == ()
         times = first.times if first.times and first.times[0] is None else None
-        affine = first.affine if len(given) == 1 else frozenset()
-        common = _common(given)
-        return ArrayFacts(**common, row=row, flat=flat, times=times, affine=affine)
+        return ArrayFacts(**_common(given), row=row, flat=flat, times=times)
 
     return rule
 
@@ -195,7 +188,7 @@ def _reduced(keeps_zero):
     def rule(eqn, given, v):
         value = _moved(axis_of)(eqn, given, v)
         times = factors.ZERO if keeps_zero and given[0].is_zero else None
-        return dataclasses.replace(value, times=times, affine=frozenset())
+        return dataclasses.replace(value, times=times)
 
     return rule
 
