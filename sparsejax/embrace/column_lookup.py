@@ -6,7 +6,7 @@ of columns of their gradients. With a `capacity`, one pmax of a number before.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +96,7 @@ def column_lookup(
     shards = [read.table.columns_on(wire.ranks, read.name) for read in reads]
     lists = [_IdList.of(read, mode or "fill", wire) for read in reads]
     rooms = [each.room for each in lists]
-    short = [min(room, read.room or room) for room, read in zip(rooms, reads, strict=True)]
+    short = [min(each.room, each.read.room or each.room) for each in lists]
     exchange = TableLists.of(wire, short, rooms)
     number, agreed = exchange.agreed([each.merge.found for each in lists])
     wanted, of_ids = exchange.gathered([each.wanted for each in lists], number)
@@ -107,21 +107,20 @@ def column_lookup(
         for shard, ids in zip(shards, wanted, strict=True)
     ]
     vectors, of_rows = exchange.exchanged(columns, number)
-    made = [
-        each.vectors(each.tapped(x, read)[:, : read.table.dim], read, fill_value)
-        for each, x, read in zip(lists, vectors, reads, strict=True)
-    ]
-    made = structure.unflatten(made)
+    pairs = zip(lists, vectors, strict=True)
+    made = structure.unflatten([each.vectors(x, fill_value) for each, x in pairs])
     if not traffic:
         return made
-    return made, _traffic(wire, reads, lists, wanted, (agreed, of_ids, of_rows))
+    return made, _traffic(wire, lists, wanted, (agreed, of_ids, of_rows))
 
 
-class _Read:
+class _Read(NamedTuple):
     """One table, and what this rank reads of it."""
 
-    def __init__(self, name, table, ids, room):
-        self.name, self.table, self.ids, self.room = name, table, ids, room
+    name: str
+    table: ColumnTable
+    ids: jax.Array
+    room: int | None
 
     @property
     def height(self):
@@ -138,21 +137,11 @@ def _reads(tables, ids, capacity):
             "column_lookup: tables must be a ColumnTable or a tree of them, got a "
             f"{type(found).__name__}. Rows of an array are read by sparsejax.lookup."
         )
-    try:
-        lists = structure.flatten_up_to(ids)
-    except ValueError as error:
-        raise ArgumentError(
-            f"column_lookup: ids must be a tree like the tables: {error}"
-        ) from None
+    lists = _like_tables(structure, ids, "ids must be a tree")
     rooms = [capacity] * len(pairs)
     if capacity is not None and not arguments.is_int(capacity):
-        try:
-            rooms = structure.flatten_up_to(capacity)
-        except ValueError as error:
-            raise ArgumentError(
-                f"column_lookup: capacity must be a number, or a tree of numbers like the "
-                f"tables: {error}"
-            ) from None
+        wanted = "capacity must be a number, or a tree of numbers"
+        rooms = _like_tables(structure, capacity, wanted)
     reads = []
     for (keys, table), own, room in zip(pairs, lists, rooms, strict=True):
         shape = [np.shape(table.value)[0], table.dim]
@@ -166,19 +155,27 @@ def _reads(tables, ids, capacity):
         if room is not None:
             arguments.check_whole(f"capacity of {name}", room, 1)
         reads.append(_Read(name, table, own, room))
-    first = reads[0]
-    for other in reads[1:]:
-        for what in ("dtype", "axis_name"):
-            of = lambda read, what=what: getattr(
-                read.table.value if what == "dtype" else read.table, what
-            )
-            if of(other) != of(first):
+    for what in ("dtype", "axis_name"):
+        of = lambda table, what=what: getattr(
+            table.value if what == "dtype" else table, what
+        )
+        (first, own), *others = ((read.name, of(read.table)) for read in reads)
+        for name, other in others:
+            if other != own:
                 raise ArgumentError(
                     f"column_lookup: tables of one exchange have one {what}, and "
-                    f"{first.name} has {of(first)}, {other.name} {of(other)}: look them up "
-                    "in two calls, or make them equal."
+                    f"{first} has {own}, {name} {other}: look them up in two calls, or "
+                    "make them equal."
                 )
     return reads, structure
+
+
+def _like_tables(structure, given, wanted):
+    """The leaves of what is given for each table."""
+    try:
+        return structure.flatten_up_to(given)
+    except ValueError as error:
+        raise ArgumentError(f"column_lookup: {wanted} like the tables: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,11 +183,13 @@ class _IdList:
     """This rank's ids of a table.
 
     Attributes:
+        read: The table, and the ids as they are given.
         merge: Where each of them is among the distinct ones.
         wanted: int32 [room], the distinct ones, ascending; the height after the last.
         is_there: Whether each of them is a row; bool of the shape of the ids.
     """
 
+    read: _Read
     merge: Merge
     wanted: jax.Array
     is_there: jax.Array
@@ -214,27 +213,28 @@ class _IdList:
             # A rank that does not count reads nothing, so that no optimizer updates a row.
             ids = jnp.where(read.table.weight == 0, height, ids)
         merge = merged(ids, height)
-        return cls(
-            merge, merge.ids[: min(ids.size, height)], inside.reshape(read.ids.shape)
-        )
+        wanted = merge.ids[: min(ids.size, height)]
+        return cls(read, merge, wanted, inside.reshape(read.ids.shape))
 
-    def tapped(self, distinct, read):
+    def _tapped(self, distinct):
         """The vectors of the distinct ids; if there is a tap, their gradient goes to it."""
-        if read.table.tap is None:
+        if self.read.table.tap is None:
             return distinct
-        rows = lookup(read.table.tap, self.wanted, mode="fill", fill_value=0)
+        rows = lookup(self.read.table.tap, self.wanted, mode="fill", fill_value=0)
         types = varying_axes(rows) | varying_axes(distinct)
         return _instead(*as_varying((distinct, rows), types))
 
-    def vectors(self, distinct, read, fill_value):
-        """The vectors of the ids from those of the distinct ones."""
-        if read.table.weight is not None:
-            distinct = _weighted(distinct, read.table.weight)
+    def vectors(self, distinct, fill_value):
+        """The vectors of the ids from those of the distinct ones, [room, columns]."""
+        table, shape = self.read.table, self.read.ids.shape
+        distinct = self._tapped(distinct)[:, : table.dim]
+        if table.weight is not None:
+            distinct = _weighted(distinct, table.weight)
         dtype = distinct.dtype
         # In wider numbers, in which the gradients of equal ids are added up.
         types = varying_axes(distinct) | varying_axes(self.merge.places)
         wider = as_varying((distinct.astype(wide(dtype)), self.merge.places), types)
-        found = _repeated(*wider).astype(dtype).reshape(*read.ids.shape, read.table.dim)
+        found = _repeated(*wider).astype(dtype).reshape(*shape, table.dim)
         fill = jnp.asarray(jnp.nan if fill_value is None else fill_value, dtype)
         return jnp.where(self.is_there[..., None], found, fill)
 
@@ -298,10 +298,11 @@ def _weighted_bwd(weight, g):
 _weighted.defvjp(_weighted_fwd, _weighted_bwd)
 
 
-def _traffic(wire, reads, lists, wanted, sent):
+def _traffic(wire, lists, wanted, sent):
     """The bytes that one rank sends for lookups, as if there were a backward pass."""
     agreed, of_ids, of_rows = (jnp.float32(x) for x in sent)
-    dtype, n = reads[0].table.value.dtype, wire.ranks
+    reads, n = [x.read for x in lists], wire.ranks
+    dtype = reads[0].table.value.dtype
     most, _ = wire.maximum(jnp.stack(wire.per_rank([x.merge.found for x in lists])))
     dims = jnp.asarray([read.table.dim for read in reads], jnp.float32)
     ids = (n - 1) * 4 * jnp.sum(most).astype(jnp.float32)

@@ -4,12 +4,11 @@ import warnings
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sparsejax.errors import ArgumentError, UntoldBatchWarning
-from sparsejax.state import tree
 from sparsejax.state.observing import Observed
+from sparsejax.training.variables import kinds_of
 
 
 MISSING: Any = object()
@@ -74,7 +73,7 @@ def check_next(is_ahead: bool, batch: Any, next_batch: Any) -> None:
         )
     if next_batch is None:
         return
-    kinds = [_kinds(x) for x in (batch, next_batch)]
+    kinds = [kinds_of(x) for x in (batch, next_batch)]
     for path in sorted(kinds[0].keys() | kinds[1].keys()):
         own, following = (kind.get(path, "missing") for kind in kinds)
         if own != following:
@@ -84,12 +83,6 @@ def check_next(is_ahead: bool, batch: Any, next_batch: Any) -> None:
                 "(data_parallel(..., weight=...)), leave it out, or end with next_batch="
                 "None, and train on it as a run of its own."
             )
-
-
-def _kinds(batch):
-    paths, leaves, _ = tree.flatten(batch)
-    kinds = (f"{jnp.result_type(x)}{list(np.shape(x))}" for x in leaves)
-    return dict(zip(paths, kinds, strict=True))
 
 
 class ReportedBatch:

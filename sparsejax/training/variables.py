@@ -144,15 +144,16 @@ def _averaged(path, old, new, share):
     return new
 
 
+def kinds_of(arrays: Any) -> dict[str, str]:
+    """The dtype and shape of each array of a tree, as messages say them, by its path."""
+    paths, leaves, _ = tree.flatten(arrays)
+    kinds = (f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in leaves)
+    return dict(zip(paths, kinds, strict=True))
+
+
 def _check_alike(old, new):
     """Raises unless the loss function returned what it was given, changed."""
-
-    def kinds(variables):
-        paths, leaves, _ = tree.flatten(variables)
-        described = (f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in leaves)
-        return dict(zip(paths, described, strict=True))
-
-    was, now = kinds(old), kinds(new)
+    was, now = kinds_of(old), kinds_of(new)
     for path in sorted(was.keys() | now.keys()):
         if was.get(path) != now.get(path):
             raise ArgumentError(
