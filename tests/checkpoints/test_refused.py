@@ -131,52 +131,38 @@ W = ("tree", "parts", "w")
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "match"),
+    ("where", "value"),
     [
-        (("format",), "1", "format must be an int of at least 1, got '1'"),
-        (("format",), 0, "format must be an int of at least 1, got 0"),
-        (("sparsejax",), 1, "sparsejax must be a text, got 1"),
-        (("ranks",), -4, "ranks must be an int of at least 1, got -4"),
-        (("ranks",), True, "ranks must be an int"),
-        (("mesh",), {"data": 3}, r"mesh must be sizes of a mesh of None ranks"),
-        (("mesh",), [], r"mesh must be a JSON object, got \[\]"),
-        (("about",), {"a": []}, r"about/a must be a number or a text, got \[\]"),
-        (("colour",), 1, "the description has an unknown key 'colour'"),
-        (("tree",), [1] * 99, r"tree must be a JSON object, got \[1, .*\.\.\.\."),
-        ((*W, "shape"), [-1], r"tree/w: shape must be a list of ints .*, got \[-1\]"),
-        ((*W, "shape"), "6", "tree/w: shape must be a list"),
-        ((*W, "dtype"), 3, "tree/w: dtype must be a text, got 3"),
-        ((*W, "array"), -1, "tree/w: array must be an int of at least 0, got -1"),
-        ((*W, "array"), None, "tree/w: array must be a number where, and only where"),
-        ((*W, "what"), 1, "tree/w has an unknown key 'what'"),
-        (("tree", "parts", "count", "value"), [], "tree/count: value must be a number"),
-        (("tree", "type"), None, "tree: type must be a text, got None"),
-        (("tree", "parts"), None, "tree: parts must be a JSON object"),
-        (("tree", "parts", "v"), {"array": 0, "shape": [1], "dtype": "int8"},
-         "tree must be another number for each array"),
+        (("ranks",), True),
+        (("mesh",), {"data": "3"}),
+        (("colour",), 1),
+        (("tree",), [1] * 99),
+        ((*W, "shape"), "6"),
+        ((*W, "array"), 1),
+        (("tree", "parts", "v"), {"array": 0, "shape": [1], "dtype": "int8"}),
     ],
-)  # fmt: skip
-def test_a_damaged_description_names_file_and_field(
-    saved, nothing_is_read, where, value, match
+)
+def test_a_description_that_save_does_not_write_names_the_file(
+    saved, nothing_is_read, where, value
 ):
+    """Whatever its checksum says; so does one of which something is missing."""
+
     def change(given):
         *way, last = where
         for key in way:
             given = given[key]
         given[last] = value
 
+    match = "/run/2/about/metadata is damaged: sparsejax.save does not write what it says"
     rewritten(saved, change)
-    refused(r"/run/2/about/metadata.* " + match, sparsejax.restore, saved, LIKE)
+    refused(match, sparsejax.restore, saved, LIKE)
+    rewritten(saved, lambda given: given.pop("mesh"))
+    refused(match, sparsejax.restore, saved, LIKE)
 
 
-def test_keys_that_are_missing(saved, nothing_is_read):
-    for key in ("format", "jax", "tree", "mesh"):
-        kept = (saved / "about" / "metadata").read_text()
-        rewritten(saved, lambda given, key=key: given.pop(key))
-        refused(f"has no '{key}'", sparsejax.restore, saved, LIKE)
-        (saved / "about" / "metadata").write_text(kept)
-    rewritten(saved, lambda given: given["tree"]["parts"]["w"].pop("dtype"))
-    refused("tree/w has no 'dtype'", sparsejax.restore, saved, LIKE)
+def test_what_has_no_format_is_not_ours(saved, nothing_is_read):
+    rewritten(saved, lambda given: given.pop("format"))
+    refused("has no 'format'", sparsejax.restore, saved, LIKE)
 
 
 def test_texts_that_are_too_long_or_too_deep(saved, nothing_is_read, monkeypatch):
