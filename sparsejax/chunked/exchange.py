@@ -137,7 +137,7 @@ class ChunkedExchange:
     @property
     def assignment(self) -> Everything:
         """How each leaf is summed, for forecasts."""
-        return Everything(Chunks(self))
+        return Everything(Chunks(self.cost))
 
     def by_owners(self, ranks: int) -> bool:
         """Whether blocks have owners, among this number of ranks."""
@@ -197,7 +197,7 @@ class ChunkedExchange:
     def _bucket(self, paths, leaves):
         """All leaves as one bucket, for forecasts."""
         sizes = tuple(leaf.size for leaf in leaves)
-        scheme = Chunks(self, tuple(tuple(leaf.shape) for leaf in leaves))
+        scheme = Chunks(self.cost, tuple(tuple(leaf.shape) for leaf in leaves))
         return Bucket(_NAME, scheme, tuple(range(len(paths))), tuple(paths), sizes, ())
 
     def _message(self, shapes):

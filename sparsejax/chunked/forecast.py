@@ -1,7 +1,8 @@
 """What a chunked exchange would send, for `sparsejax.explain`: its size is fixed."""
 
 import dataclasses
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 from sparsejax.schemes.base import LossyScheme
 from sparsejax.schemes.forecast import Forecast, Load
@@ -28,24 +29,16 @@ class Cost(NamedTuple):
     back: int
 
 
-class Fixed(Protocol):
-    """An exchange whose messages have sizes that follow from shapes."""
-
-    def cost(self, shapes: Shapes, ranks: int) -> Cost:
-        """What an exchange of leaves of these shapes takes among this number of ranks."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Chunks(LossyScheme):
     """A chunked exchange as a scheme that is forecast, and never called.
 
     Attributes:
-        exchange: The exchange.
+        cost: What an exchange of leaves of some shapes takes among a number of ranks.
         shapes: Of the leaves.
     """
 
-    exchange: Fixed | None = None
+    cost: Callable[[Shapes, int], Cost]
     shapes: Shapes = ()
 
     def __call__(self, x, state, wire):
@@ -55,17 +48,10 @@ class Chunks(LossyScheme):
 
     def densities(self, load: Load) -> tuple[float, float]:
         """The share of elements that a rank sends, and at most that of the result."""
-        cost = self._cost(load)
+        cost = self.cost(self.shapes, load.ranks)
         return cost.sent / max(load.units, 1), cost.back / max(load.units, 1)
 
     def forecast(self, load: Load) -> Forecast:
         """The messages of the exchange, whatever is in them."""
-        push, pull, messages, sent, _ = self._cost(load)
+        push, pull, messages, sent, _ = self.cost(self.shapes, load.ranks)
         return Forecast(push, pull, messages, sent, rounds=2 if pull else 1)
-
-    def _cost(self, load):
-        return (
-            Cost(0, 0, 0, 0, 0)
-            if self.exchange is None
-            else self.exchange.cost(self.shapes, load.ranks)
-        )

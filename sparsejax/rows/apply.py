@@ -47,29 +47,24 @@ def apply_updates(params: Any, updates: Any) -> Any:
     return jax.tree_util.tree_map_with_path(one, params, updates, is_leaf=is_leaf)
 
 
-class Scatter:
-    """Writes rows to their places.
+def written(whole: jax.Array, ids: jax.Array, rows: jax.Array) -> jax.Array:
+    """The array with rows in their places.
 
     Args:
+        whole: [height, ...].
         ids: int32 [n], distinct and ascending, but for those after the last row.
-        height: The number of rows.
+        rows: [n, ...].
     """
-
-    def __init__(self, ids: jax.Array, height: int):
-        n = ids.shape[0]
-        self.distinct = height + n < 2**31
-        if self.distinct:
-            ids = jnp.where(ids < height, ids, height + jnp.arange(n, dtype=jnp.int32))
-        self.ids = ids
-
-    def __call__(self, whole: jax.Array, rows: jax.Array) -> jax.Array:
-        """The array with these rows."""
-        return whole.at[self.ids].set(
-            rows.astype(whole.dtype),
-            mode="drop",
-            indices_are_sorted=True,
-            unique_indices=self.distinct,
-        )
+    height, n = whole.shape[0], ids.shape[0]
+    distinct = height + n < 2**31
+    if distinct:
+        ids = jnp.where(ids < height, ids, height + jnp.arange(n, dtype=jnp.int32))
+    return whole.at[ids].set(
+        rows.astype(whole.dtype),
+        mode="drop",
+        indices_are_sorted=True,
+        unique_indices=distinct,
+    )
 
 
 def after(x: jax.Array, rows: jax.Array) -> jax.Array:

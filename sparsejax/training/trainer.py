@@ -265,11 +265,16 @@ class DataParallel:
 
     def _is_ahead(self, params):
         """Whether a part of the optimizer needs the next batch."""
-        key = "ahead", jax.tree.structure(params)
+        return self._known(params)[0]
+
+    def _known(self, params):
+        """Whether the next batch is needed, and whether rows of parameters may be late."""
+        key = "known", jax.tree.structure(params)
         if key not in self._compiled:
             seen = observing.observed(self._tx, params)
             by_rows = takes_rows(seen)
-            self._compiled[key] = ahead.check_chain(seen, by_rows, self._capacity)
+            is_ahead = ahead.check_chain(seen, by_rows, self._capacity)
+            self._compiled[key] = is_ahead, bool(seen.rows)
         return self._compiled[key]
 
     def evaluate(self, state: TrainState, batch: Any) -> Any:
@@ -287,7 +292,8 @@ class DataParallel:
         """
         require_usable(state, "trainer.evaluate")
         # Without what is not needed: the optimizer's state may be larger than all else.
-        if not self._waits(state.params) and not self._has_late_rows(state.params):
+        _, has_late_rows = self._known(state.params)
+        if not self._waits(state.params) and not has_late_rows:
             state = state._replace(opt_state=None)
         background.wait()
         return self._evaluation(state)(state, self._batches.placed(batch))
@@ -311,13 +317,6 @@ class DataParallel:
             out_specs = whole, self._step_program.output_specs()
             mapped = self._on_ranks(step, whole, out_specs, 1 + has_next)
             self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
-        return self._compiled[key]
-
-    def _has_late_rows(self, params):
-        """Whether the optimizer's state says what rows of the parameters are."""
-        key = "late", jax.tree.structure(params)
-        if key not in self._compiled:
-            self._compiled[key] = bool(observing.observed(self._tx, params).rows)
         return self._compiled[key]
 
     def _evaluation(self, state):

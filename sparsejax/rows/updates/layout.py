@@ -51,9 +51,7 @@ class OptimizerLayout:
 
 def flatten(grads: Any) -> tuple[list[str], list[Any], Any]:
     """The paths, the leaves and the structure of a tree; `RowGrads` are leaves."""
-    pairs, structure = jax.tree_util.tree_flatten_with_path(grads, is_leaf=is_row_grads)
-    paths = [tree.written(keys) for keys in tree.unboxed([keys for keys, _ in pairs])]
-    return paths, [leaf for _, leaf in pairs], structure
+    return tree.flatten(grads, rows=True)
 
 
 def shapes(leaves: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:

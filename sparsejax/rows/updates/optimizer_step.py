@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from sparsejax.axes import assume_same
 from sparsejax.rows import tiles
-from sparsejax.rows.apply import Scatter, after
+from sparsejax.rows.apply import after, written
 from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.catch_up.replay import added
 from sparsejax.rows.updates.shards import every_row
@@ -198,12 +198,12 @@ class OptimizerStep:
     def _put(self, ids, at, whole, inner, before, made):
         """A table's state, and the steps that its rows have seen, with those of a step."""
         now = self.now
-        put = Scatter(ids, self.grads[at].shape[0])
         own, last = now.plan.layout.tables[at].own, whole.last
-        own = tuple(put(x, inner[j]) for x, j in zip(whole.own, own, strict=True))
+        pairs = zip(whole.own, own, strict=True)
+        own = tuple(written(x, ids, inner[j]) for x, j in pairs)
         if now.way(at).lags:
             seen = after(before[at].last, made[at])
-            last = put(last, jnp.maximum(now.step + 1, seen))
+            last = written(last, ids, jnp.maximum(now.step + 1, seen))
         return own, last
 
 

@@ -10,38 +10,17 @@ What belongs to other parameters is zeros inside, of which nothing is computed.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from sparsejax.axes import mesh_of, unsharded
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates.call import Rows
-from sparsejax.rows.updates.catch_up.fading import FadingSums
-from sparsejax.rows.updates.catch_up.history import History
 from sparsejax.rows.updates.snapshot import Snapshot
-from sparsejax.rows.updates.state import LazyState
-
-
-class _Common(NamedTuple):
-    """What all devices have of a state.
-
-    Attributes:
-        step: As of `LazyState`.
-        history: As of `LazyState`.
-        kept: As of `LazyState`.
-        inner: Those leaves of the optimizer's state that have the rows of no parameter.
-        sums: By which rows move to this step.
-    """
-
-    step: jax.Array
-    history: History
-    kept: tuple[jax.Array, ...]
-    inner: list[jax.Array]
-    sums: Mapping[int, FadingSums]
+from sparsejax.state.tree import is_masked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +69,11 @@ class TableShards:
             for x, owner in zip(now.inner, now.plan.layout.owner, strict=True)
             if owner is None
         ]
-        state = now.state
-        common = _Common(state.step, state.history, state.kept, alone, now.missed.sums)
+        # What all devices have: leaves that have the rows of no parameter, and sums.
+        common = now.state._replace(last=(), inner=alone), now.missed.sums
         mapped = jax.shard_map(
             lambda tables, common, operands: function(
-                self._snapshot(tables, common), *operands
+                self._snapshot(tables, *common), *operands
             ),
             mesh=next(iter(self.shardings.values())).mesh,
             in_specs=({at: self.specs(at) for at in tables}, PartitionSpec(), in_specs),
@@ -108,7 +87,7 @@ class TableShards:
         spec = PartitionSpec(self.shardings[at].spec[0])
         return jax.tree.map(lambda _: spec, self.now.all_of(at))
 
-    def _snapshot(self, tables, common):
+    def _snapshot(self, tables, common, sums):
         """The snapshot that this device has."""
         now = self.now
         params = [
@@ -121,19 +100,16 @@ class TableShards:
         for at, rows in tables.items():
             for j, own in zip(now.plan.layout.tables[at].own, rows.own, strict=True):
                 inner[j] = own
+        zeros = lambda x: x if is_masked(x) else jnp.zeros(x.shape, x.dtype)
         last = [
-            tables[at].last if at in tables else _zeros_like(x)
-            for at, x in enumerate(now.last)
+            tables[at].last if at in tables else zeros(x) for at, x in enumerate(now.last)
         ]
         tree = now.structure.unflatten(params)
-        state = LazyState(
-            step=common.step,
+        state = common._replace(
             last=now.structure.unflatten(last),
-            history=common.history,
             inner=jax.tree.unflatten(now.of_state, inner),
-            kept=common.kept,
         )
-        return Snapshot(now.optimizer, tree, tree, state, common.sums)
+        return Snapshot(now.optimizer, tree, tree, state, sums)
 
 
 def every_row(
@@ -177,9 +153,3 @@ def _is_cut(table):
     """Whether the rows of a table are sharded, and each of them, too."""
     spec = jax.typeof(table).sharding.spec
     return spec[0] is not None and any(spec[1:])
-
-
-def _zeros_like(last):
-    if isinstance(last, optax.MaskedNode):
-        return last
-    return jnp.zeros(last.shape, last.dtype)

@@ -6,6 +6,7 @@ import jax
 
 from sparsejax.errors import StateError
 from sparsejax.rows.updates.catch_up.history import History
+from sparsejax.state import per_rank
 
 
 class LazyState(NamedTuple):
@@ -30,8 +31,7 @@ class LazyState(NamedTuple):
 
 def find(state: Any) -> LazyState:
     """The state of `lazy` in that of a chain."""
-    is_ours = lambda node: isinstance(node, LazyState)
-    found = [x for x in jax.tree.leaves(state, is_leaf=is_ours) if is_ours(x)]
+    found = per_rank.find(state, LazyState)
     if len(found) != 1:
         raise StateError(
             f"lazy: there must be one LazyState in the state that is given, and there are "

@@ -40,26 +40,6 @@ def begun(
     return tx.begin(params, opt_state, order)
 
 
-def flushed(
-    tx: optax.GradientTransformation,
-    params: Any,
-    opt_state: Any,
-    of_rest: Callable[[Any, Any], tuple[Any, Any]],
-) -> tuple[Any, Any]:
-    """The parameters and the state with nothing carried; inside `shard_map`.
-
-    Args:
-        tx: The optimizer.
-        params: The parameters.
-        opt_state: Its state.
-        of_rest: From the parameters that are not carried, all as a rule, and their state to
-            what they are after a flush of their own.
-    """
-    if not isinstance(tx, Horizontal):
-        return of_rest(params, opt_state)
-    return tx.flush(params, opt_state, of_rest)
-
-
 def settled(tx: optax.GradientTransformation, state: TrainState) -> TrainState:
     """A state in which nothing waits, and no row is late; inside `shard_map`.
 
@@ -77,7 +57,11 @@ def settled(tx: optax.GradientTransformation, state: TrainState) -> TrainState:
             return rows.settle(params, opt_state, lazy[0])
         return flushing.flush(params, opt_state, lazy[0])
 
-    params, opt_state = flushed(tx, state.params, state.opt_state, of_rows)
+    params, opt_state = state.params, state.opt_state
+    if isinstance(tx, Horizontal):
+        params, opt_state = tx.flush(params, opt_state, of_rows)
+    else:
+        params, opt_state = of_rows(params, opt_state)
     return state._replace(params=params, opt_state=opt_state)
 
 

@@ -163,29 +163,48 @@ def test_a_dense_gradient_lists_all_rows():
     np.testing.assert_array_equal(state.last["table"], 4)
 
 
-@pytest.mark.slow
-def test_hyperparameters_set_by_hand_are_those_of_their_steps():
-    inner = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+def by_hand(factory, rates, row_of, settled_every=None):
+    """A lazy run and a dense one whose rate is set by hand before some steps.
+
+    Args:
+        factory: The optimizer, from its rate.
+        rates: Before each step; None where it is left as it is.
+        row_of: From the number of a step to the row that it lists.
+        settled_every: After how many steps all rows catch up.
+
+    Returns:
+        The state, the table once all rows have caught up, and that of the dense run.
+    """
+    inner = optax.inject_hyperparams(factory)(0.1)
     tx = lazy(inner)
     p = want = runs.params()
     state, dense_state = tx.init(p), inner.init(p)
     step, dense_step = jax.jit(tx.update), jax.jit(inner.update)
-    for number, row in enumerate([1, 2, 2, 2, 3, 3, 1, 2]):
-        if number % 2:
-            rate = jnp.float32(0.1 / (number + 1))
-            state.inner.hyperparams["learning_rate"] = rate
-            dense_state.hyperparams["learning_rate"] = rate
-        grads = grads_of(p, [row], np.full((1, WIDTH), 0.5))
+    settled = jax.jit(settle, static_argnums=2)
+    (injected,) = state.inner.hyperparams.keys() & {"learning_rate", "rate"}
+    for number, rate in enumerate(rates):
+        for one in (state.inner, dense_state) if rate is not None else ():
+            one.hyperparams[injected] = jnp.float32(rate)
+        grads = grads_of(p, [row_of(number)], np.full((1, WIDTH), 0.5))
         updates, state = step(grads, state, p)
         p = apply_updates(p, updates)
         dense = {**grads, "table": grads["table"].to_dense()}
         updates, dense_state = dense_step(dense, dense_state, want)
         want = optax.apply_updates(want, updates)
+        if settled_every and (number + 1) % settled_every == 0:
+            p, state = settled(p, state, tx)
+    return state, np.asarray(settled(p, state, tx)[0]["table"]), want["table"]
+
+
+@pytest.mark.slow
+def test_hyperparameters_set_by_hand_are_those_of_their_steps():
+    rates = [0.1 / (number + 1) if number % 2 else None for number in range(8)]
+    row_of = [1, 2, 2, 2, 3, 3, 1, 2].__getitem__
+    state, got, want = by_hand(optax.adam, rates, row_of)
     since = dict(zip(sorted(state.inner.hyperparams), state.history.since, strict=True))
     assert since["learning_rate"][-4:].tolist() == [2, 4, 6, 8]
     assert since["b2"].tolist() == 64 * [-1]
-    p, _ = settle(p, state, tx)
-    np.testing.assert_allclose(p["table"], want["table"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
 
 
 # Of each optimizer the factory, whether a row that no step has listed moves, as one of
@@ -204,52 +223,20 @@ INJECTED = {
 def test_a_rate_set_by_hand_at_every_step_loses_only_rows_that_move(name):
     """More changes than are remembered: row 1 misses them all, 3 is read for once then."""
     factory, never_read_moves, once_read_moves = INJECTED[name]
-    inner = optax.inject_hyperparams(factory)(0.1)
-    tx = lazy(inner)
-    p = want = runs.params()
-    state, dense_state = tx.init(p), inner.init(p)
-    step, dense_step = jax.jit(tx.update), jax.jit(inner.update)
-    for number in range(80):
-        rate = jnp.float32(0.1 / (1 + number))
-        (injected,) = state.inner.hyperparams.keys() & {"learning_rate", "rate"}
-        state.inner.hyperparams[injected] = rate
-        dense_state.hyperparams[injected] = rate
-        row = {0: 1, 75: 3}.get(number, 2)
-        grads = grads_of(p, [row], np.full((1, WIDTH), 0.5))
-        updates, state = step(grads, state, p)
-        p = apply_updates(p, updates)
-        dense = {**grads, "table": grads["table"].to_dense()}
-        updates, dense_state = dense_step(dense, dense_state, want)
-        want = optax.apply_updates(want, updates)
-    got = np.asarray(settle(p, state, tx)[0]["table"])
+    rates = [0.1 / (1 + number) for number in range(80)]
+    _, got, want = by_hand(factory, rates, lambda number: {0: 1, 75: 3}.get(number, 2))
     lost = np.isnan(got).all(1)
     assert lost[1] == once_read_moves
     assert set(lost[[0, 3]]) == {never_read_moves}
-    np.testing.assert_allclose(got[~lost], want["table"][~lost], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(got[~lost], want[~lost], rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow
 def test_a_rate_set_by_hand_at_every_step_loses_nothing_if_rows_are_settled_every_60():
-    inner = optax.inject_hyperparams(optax.adam)(0.1)
-    tx = lazy(inner)
-    p = want = runs.params()
-    state, dense_state = tx.init(p), inner.init(p)
-    step, dense_step = jax.jit(tx.update), jax.jit(inner.update)
-    settled = jax.jit(settle, static_argnums=2)
-    for number in range(130):
-        rate = jnp.float32(0.1 / (1 + number))
-        state.inner.hyperparams["learning_rate"] = rate
-        dense_state.hyperparams["learning_rate"] = rate
-        grads = grads_of(p, [2 if number else 1], np.full((1, WIDTH), 0.5))
-        updates, state = step(grads, state, p)
-        p = apply_updates(p, updates)
-        dense = {**grads, "table": grads["table"].to_dense()}
-        updates, dense_state = dense_step(dense, dense_state, want)
-        want = optax.apply_updates(want, updates)
-        if number % 60 == 59:
-            p, state = settled(p, state, tx)
-    p, _ = settled(p, state, tx)
-    np.testing.assert_allclose(p["table"], want["table"], rtol=0, atol=2e-6)
+    rates = [0.1 / (1 + number) for number in range(130)]
+    row_of = lambda number: 2 if number else 1
+    _, got, want = by_hand(optax.adam, rates, row_of, settled_every=60)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow
