@@ -165,7 +165,7 @@ class _StatePart(NamedTuple):
         of: Any = self.like.totals if isinstance(self.like, ExchangeState) else self.like
         fresh, structure = jax.tree.flatten(of)
         pairs = zip(self._arrays(), fresh, strict=True)
-        node = structure.unflatten([_numbers(x, found, y.dtype) for x, y in pairs])
+        node = structure.unflatten([_whole(x, y, found) for x, y in pairs])
         if isinstance(self.like, ExchangeState):
             return self.like._replace(totals=node)
         return node
@@ -202,6 +202,14 @@ def _numbers(saved, found, dtype):
     if saved.number is None:
         return np.zeros(saved.shape, dtype)
     return found[saved.number]
+
+
+def _whole(saved, like, found):
+    """What all ranks held of a leaf, in the dtype that it had."""
+    x = _numbers(saved, found, like.dtype)
+    if not is_key(like):
+        return x
+    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like))
 
 
 def _leaf(saved, like, found):
