@@ -207,7 +207,7 @@ def _whole(saved, like, found):
     x = _numbers(saved, found, like.dtype)
     if not is_key(like):
         return x
-    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like))
+    return jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(like))
 
 
 def _leaf(saved, like, found):
