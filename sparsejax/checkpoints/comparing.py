@@ -32,13 +32,11 @@ class Difference(NamedTuple):
         path: Where it is.
         saved: What the checkpoint has there, in words.
         fresh: What the fresh state has there.
-        of_model: Whether only parameters are others, and not the transformation.
     """
 
     path: str
     saved: str
     fresh: str
-    of_model: bool
 
 
 def first_difference(saved: Part, fresh: Part, resizing: bool) -> Difference | None:
@@ -58,18 +56,18 @@ def _differ(
     if isinstance(saved, Array) and isinstance(fresh, Array):
         if saved.dtype == fresh.dtype and alike(saved.shape, fresh.shape):
             return None
-        return Difference(path, str(saved), str(fresh), True)
+        return Difference(path, str(saved), str(fresh))
     if isinstance(saved, Value) and isinstance(fresh, Value):
         was, now = (type(part.value).__name__ for part in (saved, fresh))
-        return None if was == now else Difference(path, was, now, True)
+        return None if was == now else Difference(path, was, now)
     if not isinstance(saved, Node) or not isinstance(fresh, Node):
-        return Difference(path, str(saved), str(fresh), False)
+        return Difference(path, str(saved), str(fresh))
     if (saved.type, saved.told) != (fresh.type, fresh.told):
-        return Difference(path, str(saved), str(fresh), False)
+        return Difference(path, str(saved), str(fresh))
     for name in [*fresh.parts, *saved.parts]:
         if name not in saved.parts or name not in fresh.parts:
             was, now = (str(node.parts.get(name, "nothing")) for node in (saved, fresh))
-            return Difference(joined(path, name), was, now, True)
+            return Difference(joined(path, name), was, now)
     if resizing and fresh.kind is ExchangeState:
         found = _differ_in_schemes(saved, fresh, path)
         names = ("totals", "reduction")
@@ -126,14 +124,14 @@ def _differ_in_schemes(saved: Node, fresh: Node, path: str) -> Difference | None
     path = joined(path, "schemes")
     old, new = saved.parts["schemes"], fresh.parts["schemes"]
     if not isinstance(old, Node) or not isinstance(new, Node):
-        return Difference(path, str(old), str(new), False)
+        return Difference(path, str(old), str(new))
     for name in [*new.parts, *old.parts]:
         was, now = (
             _root(side.parts[name]) if name in side.parts else "nothing"
             for side in (old, new)
         )
         if was != now:
-            return Difference(joined(path, name), was, now, "nothing" in (was, now))
+            return Difference(joined(path, name), was, now)
     return None
 
 

@@ -80,6 +80,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
         if isinstance(x, ByOwner):
             return x.resized(fresh, _whole, tree.written(keys))
         if isinstance(x, PerRank):
+            _check_columns(x, fresh)
             # What is about leaves, such as a threshold, is theirs and no share of them.
             spread = _averaged if x.is_own else _spread(mean or x.paths is not None)
             value = jax.tree_util.tree_map_with_path(spread, x.value, fresh.value)
@@ -182,6 +183,18 @@ def _check_tables(state, like):
                     "sparsejax.ColumnTable.of(table.whole(), mesh, axis_name) of its own "
                     "parameters."
                 )
+
+
+def _check_columns(old, fresh):
+    """Raises where other ranks would be given sums of the columns of a table."""
+    tables = sharded.apart(old.value)
+    shapes = [[x.shape for x in jax.tree.leaves(held.value)] for held in (old, fresh)]
+    if tables.paths and shapes[0] != shapes[1]:
+        raise StateError(
+            f"the state has sums of gradients of the table {tables.paths[0]!r}, each rank "
+            "those of its own columns, as sparsejax.accumulate keeps them, and other ranks "
+            "have other columns: continue on as many ranks as before."
+        )
 
 
 def _fitted(node, place):

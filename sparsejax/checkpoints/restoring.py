@@ -115,9 +115,6 @@ def _check_same(record, fresh, here, others, folder, held):
     found = first_difference(record.tree, fresh, others)
     if found is None:
         return
-    what, fix = "transformation, or of other options of it,", "that transformation"
-    if found.of_model:
-        what, fix = "model, or of one with other parameters,", "that model"
     ranks = ""
     if others:
         ranks = f" It is of {record.ranks.number} ranks, and here are {here.number}"
@@ -125,10 +122,11 @@ def _check_same(record, fresh, here, others, folder, held):
         none = ", and nothing in `like` says by its type what ranks hold: save and restore"
         ranks += "." if held else f"{none} what sparsejax.init(tx, params, mesh) made."
     raise CheckpointError(
-        f"the checkpoint in {folder} is of another {what} than `like`: at {found.path!r} "
-        f"it has {found.saved}, and `like` has {found.fresh}. Make `like` with {fix}. It "
-        f"was written by sparsejax {record.versions['sparsejax']} with JAX "
-        f"{record.versions['jax']}.{ranks}"
+        f"the checkpoint in {folder} is of another model, of another transformation, or of "
+        f"other options of it, than `like`: at {found.path!r} it has {found.saved}, and "
+        f"`like` has {found.fresh}. Make `like` with the parameters and the transformation "
+        f"that were saved. It was written by sparsejax {record.versions['sparsejax']} with "
+        f"JAX {record.versions['jax']}.{ranks}"
     )
 
 
@@ -165,7 +163,7 @@ class _StatePart(NamedTuple):
         of: Any = self.like.totals if isinstance(self.like, ExchangeState) else self.like
         fresh, structure = jax.tree.flatten(of)
         pairs = zip(self._arrays(), fresh, strict=True)
-        node = structure.unflatten([_numbers(x, found, y.dtype) for x, y in pairs])
+        node = structure.unflatten([_whole(x, y, found) for x, y in pairs])
         if isinstance(self.like, ExchangeState):
             return self.like._replace(totals=node)
         return node
@@ -202,6 +200,14 @@ def _numbers(saved, found, dtype):
     if saved.number is None:
         return np.zeros(saved.shape, dtype)
     return found[saved.number]
+
+
+def _whole(saved, like, found):
+    """What all ranks held of a leaf, in the dtype that it had."""
+    x = _numbers(saved, found, like.dtype)
+    if not is_key(like):
+        return x
+    return jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(like))
 
 
 def _leaf(saved, like, found):

@@ -81,11 +81,18 @@ def check_parts(
                 f"sparsejax.lazy does, and {_TABLES}."
             )
     _check_follows(inner, params)
-    if not observing.observed(sync, params).exchanges:
+    exchanges = observing.observed(sync, params).exchanges
+    if not exchanges:
         raise ArgumentError(
             f"{CALL}: nothing in sync synchronizes, got {sync!r}, and the anchor would "
             "differ by rank: end it with a synchronization, sync=sparsejax.dense_sync() or "
             "sync=optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync())."
+        )
+    if any(wrapper.is_round for part in exchanges for wrapper in part.inside):
+        raise ArgumentError(
+            f"{CALL}: sync has local steps of its own, whose result moves parameters and "
+            "is no mean of differences: give it the exchange alone, as that of "
+            "sparsejax.rounds.sparse_loco is, sync=sparsejax.chunked_sync()."
         )
 
 

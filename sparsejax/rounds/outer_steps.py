@@ -21,6 +21,7 @@ import optax
 
 from sparsejax.rounds.state import FragmentState, OuterState
 from sparsejax.state.per_rank import RankState
+from sparsejax.transforms.buckets import of_part
 
 
 class LocalRanks(Protocol):
@@ -47,7 +48,12 @@ class OuterSteps:
 
     def init(self, anchor: Any) -> OuterState:
         """Returns the first state for the anchor of a fragment, in the offsets' dtypes."""
-        return OuterState(self.sync.init(anchor), self.outer.init(anchor))
+        return OuterState(self.first_sync(anchor), self.outer.init(anchor))
+
+    def first_sync(self, anchor: Any) -> Any:
+        """Returns the first state of the synchronization of a fragment."""
+        with of_part():
+            return self.sync.init(anchor)
 
     def exchange(
         self, ranks: LocalRanks, outgoing: RankState, state: Any, anchor: Any, **extra: Any
@@ -66,7 +72,8 @@ class OuterSteps:
             synchronization.
         """
         differences = ranks.differences(outgoing)
-        return self.sync.update(differences, state, anchor, **extra)
+        with of_part():
+            return self.sync.update(differences, state, anchor, **extra)
 
     def apply(
         self, exchanged: tuple[Any, Any], state: FragmentState, anchor: Any

@@ -6,6 +6,7 @@ On the wire in each round: what the synchronization of the method sends.
 import jax
 import optax
 
+from sparsejax import arguments
 from sparsejax.axes import AxisName
 from sparsejax.chunked.sync import chunked_sync
 from sparsejax.rounds.transformation import local_steps
@@ -250,6 +251,7 @@ def pulse_loco(
     See Also:
         `sparsejax.local_steps`: the same with any outer optimizer and exchange.
     """
+    arguments.check_positive("lr", lr)
     visible = sparsify(Visible(dtype=dtype, rate=lr), axis_name=axis_name)
     sync = optax.chain(visible, zen_sync(axis_name))
     return diloco(inner, every, lr, momentum, sync, axis_name)

@@ -72,11 +72,12 @@ class Rounds:
         fragments = self.fragments(params)
         anchors = [fragments.only(n, widened(params)) for n in range(fragments.count)]
         if observing.is_observing():
+            observing.observed(self.outer.sync, params)  # its rules are of all fragments
             wrapper = observing.Wrapper(
                 every=self.schedule.every, takes_rows=False, is_round=True
             )
             with observing.inside(wrapper):
-                seen = tuple(OuterState(self.outer.sync.init(x), None) for x in anchors)
+                seen = tuple(OuterState(self.outer.first_sync(x), None) for x in anchors)
             return LocalStepsState(jnp.int32(0), None, None, None, seen)
         checks.check_parts(self.inner, self.outer.outer, self.outer.sync, params)
         mesh = self._entry.of_parameters(params)

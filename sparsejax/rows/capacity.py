@@ -95,11 +95,12 @@ def within_capacity(
     return carry[0] if single else carry
 
 
-def check_capacity(capacity: Any) -> Mapping[str, int]:
+def check_capacity(capacity: Any, name: str = "capacity") -> Mapping[str, int]:
     """Returns a capacity by patterns of paths, and raises where it is none.
 
     Args:
         capacity: A number, or numbers by regular expressions searched in the paths.
+        name: The argument, for the message.
 
     Returns:
         The numbers by regular expression.
@@ -111,8 +112,8 @@ def check_capacity(capacity: Any) -> Mapping[str, int]:
     by_pattern = capacity if isinstance(capacity, Mapping) else {"": capacity}
     for pattern, room in by_pattern.items():
         arguments.check_regular(pattern)
-        name = f"capacity of {pattern!r}" if pattern else "capacity"
-        arguments.check_whole(name, room, 1)
+        own = f"{name} of {pattern!r}" if pattern else name
+        arguments.check_whole(own, room, 1)
     return by_pattern
 
 

@@ -50,6 +50,7 @@ class GaussianK(ByEstimate):
     def __post_init__(self):
         super().__post_init__()
         arguments.check_positive("step", self.step, 1)
+        arguments.check_whole("rounds", self.rounds)
 
     @property
     def room(self):

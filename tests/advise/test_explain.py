@@ -522,8 +522,11 @@ def test_bad_input_is_refused():
             explained(**options)
     with pytest.raises(errors.ArgumentError, match="no sparsejax synchronization"):
         explained(optax.adam(1e-3))
-    with pytest.raises(errors.ArgumentError, match="no sparsejax synchronization"):
+    with pytest.raises(errors.ArgumentError, match=r"tx must be .*zen_sync.* got a Zen"):
         explained(schemes.Zen())
+    for swapped in ([*PARAMS.values()], PARAMS):
+        with pytest.raises(errors.ArgumentError, match="they are swapped"):
+            explained(swapped, params=optax.adam(1e-3))
     with pytest.raises(errors.ArgumentError, match="has two levels, and ranks is one"):
         explained(sparsejax.zen_sync(("hosts", "chips")))
     with pytest.raises(errors.RuleError, match="'embeding' matches no leaf"):

@@ -255,6 +255,10 @@ OTHERS = {
         ),
         r"/schemes/.* it has tuple, and `like` has ZenState",
     ),
+    "shorter": (
+        optax.chain(SPARSIFIER, sparsejax.dense_sync()),
+        r"at '2' it has tuple, and `like` has nothing",
+    ),
 }
 
 

@@ -134,3 +134,18 @@ def test_a_state_of_another_reduction_is_no_state_of_a_synchronization():
 
     with pytest.raises(StateError, match=r"with reduce='sum', .* has reduce='mean'"):
         helpers.run_ranks(lambda x: update(jax.tree.map(lambda y: y[None], x)), grads, 2)
+
+
+def test_sums_of_columns_are_for_as_many_ranks_alone():
+    """Five columns are two a rank on three ranks and on four, and not the same two."""
+    chained = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
+    tx, weights = sparsejax.accumulate(chained, every=2), jnp.ones((7, 5))
+
+    def made(ranks):
+        mesh = helpers.mesh_of(ranks)
+        return sparsejax.init(tx, {"t": sparsejax.ColumnTable.of(weights, mesh)}, mesh)
+
+    with pytest.raises(StateError, match="table 't', each rank those of its own columns"):
+        sparsejax.resized(made(3), like=made(4))
+    moved = sparsejax.resized(made(3), like=made(3))
+    assert helpers.octets(moved) == helpers.octets(made(3))

@@ -9,7 +9,7 @@ from jax.experimental import checkify
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax import errors, schemes
+from sparsejax import errors, rounds, schemes, sparsifiers
 from sparsejax.transforms import buckets
 from sparsejax.units import ownership
 from tests import helpers
@@ -239,6 +239,14 @@ def test_arguments_that_cannot_be_used():
         on_ranks(lambda x: sparsejax.all_reduce(x[0], scheme=schemes.Zen))(jnp.ones((2, 3)))
     with pytest.raises(errors.ArgumentError, match="optimum must be"):
         schemes.Zen(optimum="best")
+    for match, make in (
+        ("^norm must be above 0, got -1", lambda: sparsejax.transforms.clip_by_rank(-1)),
+        ("^lr must be above 0, got 0", lambda: rounds.pulse_loco(optax.adam(1), lr=0)),
+        ("^delayed must be a positive", lambda: sparsejax.embrace_sync(delayed=0)),
+        ("^rounds must be an int, got", lambda: sparsifiers.GaussianK(rounds=None)),
+    ):
+        with pytest.raises(errors.ArgumentError, match=match):
+            make()
 
 
 def test_rules_that_say_nothing_sensible():

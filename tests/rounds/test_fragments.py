@@ -89,6 +89,27 @@ def test_five_rounds_are_those_of_streaming_diloco_in_numpy(options):
             assert set(steps) == {(places[name] + delay) % EVERY}
 
 
+def test_a_rule_may_be_of_a_leaf_in_one_fragment():
+    sync = sparsejax.zen_sync(rules={"w": "sparse"})
+    given = model.batches(EVERY)
+    run = model.train(made(fragments=2, sync=sync), given)
+    wanted = streaming(given, fragments=2, delay=0, blend=0)[-1]
+    for name, x in wanted.items():
+        np.testing.assert_allclose(run.params[-1][name][0], x, rtol=1e-5)
+    assert {"sync/w/wire_bytes", "sync1/b/wire_bytes"} <= {*sparsejax.metrics(run.state)}
+
+
+def test_a_rule_of_no_fragment_is_refused():
+    sync = sparsejax.zen_sync(rules={"embedding": "sparse"})
+    tx, params = made(fragments=2, sync=sync), model.first()
+    message = "'embedding' matches no leaf. The leaves are: 'b', 'w'"
+    with pytest.raises(errors.RuleError, match=message):
+        sparsejax.init(tx, params, helpers.mesh_of(RANKS))
+    network = sparsejax.Network(gbit_per_s=1, latency_us=20)
+    with pytest.raises(errors.RuleError, match=message):
+        sparsejax.explain(tx, params, ranks=RANKS, network=network)
+
+
 @pytest.mark.slow
 def test_the_preset_sends_four_bits_and_keeps_what_they_take():
     given = model.batches(5 * EVERY + 2)

@@ -52,7 +52,7 @@ SHAPES = {"w": (16, 12), "b": (5,)}
         (lambda: rounds.flex_demo(SGD, "random", share=2.0), r"in \(0, 1\], got 2.0"),
         (lambda: rounds.flex_demo(SGD, sign=1), "sign must be True or False, got 1"),
         (lambda: rounds.pulse_loco(SGD, every=0), "every must be .*got 0"),
-        (lambda: rounds.pulse_loco(SGD, lr=0.0), "rate must be above 0, got 0.0"),
+        (lambda: rounds.pulse_loco(SGD, lr=0.0), "lr must be above 0, got 0.0"),
         (
             lambda: rounds.pulse_loco(SGD, dtype=None),
             "dtype must be .*'bfloat16', got None",

@@ -73,6 +73,11 @@ def test_parts_that_are_no_transformations(options, message):
             {"sync": optax.scale(2.0)},
             r"nothing in sync synchronizes.*sync=sparsejax.dense_sync\(\)",
         ),
+        (
+            optax.sgd(0.1),
+            {"sync": sparsejax.rounds.sparse_loco(optax.sgd(0.1), every=1)},
+            r"sync has local steps of its own.*sync=sparsejax.chunked_sync\(\)",
+        ),
     ],
 )
 def test_parts_that_do_not_do_what_they_are_for(inner, options, message):

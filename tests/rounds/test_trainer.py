@@ -138,7 +138,7 @@ def test_hosts_that_are_left_go_on_from_the_end_of_a_round(tmp_path):
     assert np.asarray(after.opt_state.offset.value["w"]).any()
 
 
-def test_what_is_no_floating_number_comes_from_a_rank():
+def test_what_is_no_floating_number_comes_from_a_rank(tmp_path):
     """Counts that differ by rank are no mean, and keys have none."""
     noise = lambda: optax.GradientTransformation(
         lambda params: {"key": jax.random.key(0), "bad": jnp.int32(0)},
@@ -160,6 +160,10 @@ def test_what_is_no_floating_number_comes_from_a_rank():
     keys = np.asarray(jax.random.key_data(own["key"]))
     was = np.asarray(jax.random.key_data(run.state.inner.value[0]["key"]))
     np.testing.assert_array_equal(keys, was[[0, 1, 2, 0, 1]])
+    sparsejax.save(tmp_path / "1", run.state)
+    restored = sparsejax.restore(tmp_path / "1", like)
+    assert jax.tree.structure(restored) == jax.tree.structure(found)
+    assert helpers.octets(restored) == helpers.octets(found)
 
 
 @pytest.mark.slow

@@ -84,8 +84,7 @@ def groups_of(
         known: The densities.
         listed: How many ids a rank lists of which leaves.
     """
-    is_one = hasattr(tx, "update")
-    seen = observing.observed(tx, params) if is_one else observing.Observed()
+    seen = observing.observed(tx, params)
     if not seen.exchanges:
         raise ArgumentError(
             "there is no sparsejax synchronization in this transformation: put "

@@ -128,7 +128,7 @@ def embrace_sync(
         arguments.check_one_of("replicated", replicated, tuple(_REPLICATED))
     scheme = _REPLICATED[replicated] if isinstance(replicated, str) else replicated
     check_scheme(scheme)
-    tables, by_pattern = ByTables(scheme, rules), check_capacity(delayed)
+    tables, by_pattern = ByTables(scheme, rules), check_capacity(delayed, "delayed")
     inner = sync(tables, axis_name, reduce=reduce, deterministic=deterministic)
     if not vertical:
         return inner

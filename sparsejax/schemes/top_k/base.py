@@ -83,7 +83,7 @@ def check_size(name: str, size: int, density: Any) -> None:
         raise ArgumentError(
             f"density={density:g} of the {size:,} elements of {name!r} is less than one "
             "element, so nothing would be sent. Use a density of at least "
-            f"{1.06 / size:.1e}, or a rule {{path: 'dense'}}."
+            f"{min(1.06 / size, 1):.1e}, or a rule {{path: 'dense'}}."
         )
 
 

@@ -45,7 +45,7 @@ def clip_by_rank(
         >>> clip, top = sparsejax.transforms.clip_by_rank(1.0), sparsejax.dgc(0.01)
         >>> tx = optax.chain(clip, top, sparsejax.zen_sync(), optax.sgd(0.1))
     """
-    arguments.check_positive("clip_norm", norm)
+    arguments.check_positive("norm", norm)
     name = "sparsejax.transforms.clip_by_rank"
 
     def init(params):

@@ -494,6 +494,9 @@ def test_index_codes_send_less():
 def test_a_density_that_chooses_nothing_is_an_error():
     with pytest.raises(errors.ArgumentError, match="less than one element"):
         schemes.SparDL(1e-4).check_size("w", 3001)
+    # A density above 1 would be refused as well.
+    with pytest.raises(errors.ArgumentError, match=r"at least 1\.0e\+00,"):
+        schemes.SparDL(0.1).check_size("w", 1)
 
 
 @pytest.mark.parametrize("make", [schemes.SparDL, schemes.GTopk, schemes.OkTopk])
