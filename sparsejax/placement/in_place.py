@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sparsejax.axes import AxisName
@@ -60,6 +61,13 @@ def of_arrays(
     shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(params)]
     meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
     meshes = [mesh for mesh in meshes if isinstance(mesh, Mesh)]
+    if not meshes and any(isinstance(x, Tracer) for x in jax.tree.leaves(params)):
+        raise ArgumentError(
+            "sparsejax.init was given no mesh, and parameters that are traced, as inside "
+            "jax.jit and jax.eval_shape: only arrays say where they are. Call it outside, "
+            "on the arrays; or inside call tx.init(params), which reads the types of an "
+            "explicit mesh, or name the mesh: sparsejax.init(tx, params, mesh)."
+        )
     if not meshes or len({*meshes[0].axis_types}) != 1:
         raise ArgumentError(
             "sparsejax.init was given no mesh, and no parameter is on one whose axes are "

@@ -400,11 +400,17 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
     whole = {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, P())}
     with pytest.raises(errors.StateError, match=r"sharded .*'fsdp'.*init\(tx, params\)"):
         jax.jit(top.update)(grads, top.init(params), whole)
+    half = helpers.grid(replica=2, fsdp=2)
+    of_two = top.init({"w": helpers.placed(np.zeros(SHAPE, np.float32), half, spec)})
+    with pytest.raises(errors.StateError, match=r"made for 2 ranks, and there are 4"):
+        jax.jit(top.update)(grads, jax.device_get(of_two), params)
     clip = sparsejax.transforms.clip_by_rank(1.0, "replica", model_axis="fsdp")
     with pytest.raises(errors.ArgumentError, match=r"model_axis='fsdp'.*Leave model_axis"):
         jax.jit(clip.update)(grads, clip.init(params), params)
     with pytest.raises(errors.ArgumentError, match="no parameter is on one whose axes are"):
         sparsejax.init(tx, {"w": np.zeros(SHAPE, np.float32)})
+    with pytest.raises(errors.ArgumentError, match=r"that are traced.*tx\.init\(params\)"):
+        jax.eval_shape(functools.partial(sparsejax.init, tx), params)
 
 
 @pytest.mark.parametrize("spec", [P(), P("fsdp", None)])
