@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError
+from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.state import observing, sharded, tree
 
 
@@ -80,6 +80,12 @@ def of_arrays(
         seen = observing.observed(tx, params)
         found = {part.part.axis_name for part in (*seen.exchanges, *seen.sparsifiers)}
         found = {name for name in found if name is not None}
+        if len(found) > 1 and len(meshes[0].axis_names) > 1:
+            raise AxisError(
+                "sparsejax.init: parts of the chain name different axes, "
+                f"{' and '.join(sorted(map(repr, found)))}: give the synchronization and "
+                "all before it the axis over which gradients are summed."
+            )
         # Where none is named the only axis of the mesh is meant.
         found = found or {*meshes[0].axis_names}
         axis_name = found.pop() if len(found) == 1 else None

@@ -413,6 +413,23 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
         jax.eval_shape(functools.partial(sparsejax.init, tx), params)
 
 
+def test_parts_of_a_chain_that_name_different_axes_are_refused():
+    mesh = helpers.grid(fsdp=2, replica=4)
+    params = {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, P("fsdp", None))}
+    grads = {"w": helpers.partial_sums(drawn(mesh), mesh)}
+    tx = sparsejax.zen_sync("replica", reduce="sum")
+    mixed = optax.chain(sparsejax.top_k(0.1, axis_name="fsdp"), tx)
+    with pytest.raises(errors.AxisError, match=r"axes, 'fsdp' and 'replica': give th"):
+        sparsejax.init(mixed, params)
+    guard = sparsejax.skip_nonfinite(tx)
+    with pytest.raises(errors.AxisError, match=r"such as axis_name='fsdp', and the sa"):
+        sparsejax.init(guard, params)
+    guard = sparsejax.skip_nonfinite(tx, axis_name="fsdp")
+    state = sparsejax.init(guard, params)
+    with pytest.raises(errors.AlreadySummedError, match="skip_nonfinite, was given anot"):
+        jax.jit(guard.update)(grads, state, params)
+
+
 @pytest.mark.parametrize("spec", [P(), P("fsdp", None)])
 def test_a_sum_over_the_fast_axis_is_taken_in_float32(spec):
     """In float16 each 1 that is added to 2048 is lost."""
