@@ -161,7 +161,7 @@ def resolve(axis_name: AxisName | None, what: str) -> AxisName:
             raise AxisError(
                 f"{what} found several mesh axes, {_list(manual)}, and was given none: "
                 "name the one over which gradients are summed, such as "
-                f"axis_name={manual[0]!r}, and the same in all parts of a chain."
+                f"{call}(..., axis_name={manual[0]!r}), the same in all parts of a chain."
             )
         raise AxisError(
             f"{what} needs a mesh axis and found none. Call it inside jax.shard_map, where "

@@ -422,7 +422,7 @@ def test_parts_of_a_chain_that_name_different_axes_are_refused():
     with pytest.raises(errors.AxisError, match=r"axes, 'fsdp' and 'replica': give th"):
         sparsejax.init(mixed, params)
     guard = sparsejax.skip_nonfinite(tx)
-    with pytest.raises(errors.AxisError, match=r"such as axis_name='fsdp', and the sa"):
+    with pytest.raises(errors.AxisError, match=r"axis_name='fsdp'\), the same in all"):
         sparsejax.init(guard, params)
     guard = sparsejax.skip_nonfinite(tx, axis_name="fsdp")
     state = sparsejax.init(guard, params)
