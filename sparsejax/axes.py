@@ -160,9 +160,9 @@ def resolve(axis_name: AxisName | None, what: str) -> AxisName:
             return manual[0]
         if manual:
             raise AxisError(
-                f"{what} found several manual mesh axes, {_list(manual)}, and was given "
-                "none: name the one to work over where it is written, "
-                f"{call}(..., axis_name={manual[0]!r})."
+                f"{what} found several mesh axes, {_list(manual)}, and was given none: "
+                "name the one over which gradients are summed, such as "
+                f"{call}(..., axis_name={manual[0]!r}), the same in all parts of a chain."
             )
         raise AxisError(
             f"{what} needs a mesh axis and found none. Call it inside jax.shard_map, where "

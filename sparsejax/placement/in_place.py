@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError
+from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.state import observing, sharded, tree
 
 
@@ -60,6 +61,13 @@ def of_arrays(
     shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(params)]
     meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
     meshes = [mesh for mesh in meshes if isinstance(mesh, Mesh)]
+    if not meshes and any(isinstance(x, Tracer) for x in jax.tree.leaves(params)):
+        raise ArgumentError(
+            "sparsejax.init was given no mesh, and parameters that are traced, as inside "
+            "jax.jit and jax.eval_shape: only arrays say where they are. Call it outside, "
+            "on the arrays; or inside call tx.init(params), which reads the types of an "
+            "explicit mesh, or name the mesh: sparsejax.init(tx, params, mesh)."
+        )
     if not meshes or len({*meshes[0].axis_types}) != 1:
         raise ArgumentError(
             "sparsejax.init was given no mesh, and no parameter is on one whose axes are "
@@ -72,6 +80,12 @@ def of_arrays(
         seen = observing.observed(tx, params)
         found = {part.part.axis_name for part in (*seen.exchanges, *seen.sparsifiers)}
         found = {name for name in found if name is not None}
+        if len(found) > 1 and len(meshes[0].axis_names) > 1:
+            raise AxisError(
+                "sparsejax.init: parts of the chain name different axes, "
+                f"{' and '.join(sorted(map(repr, found)))}: give the synchronization and "
+                "all before it the axis over which gradients are summed."
+            )
         # Where none is named the only axis of the mesh is meant.
         found = found or {*meshes[0].axis_names}
         axis_name = found.pop() if len(found) == 1 else None

@@ -97,7 +97,7 @@ def placed(
     """The site of an equation on an explicit mesh; None where its ids are not one batch.
 
     Devices are to have read rows of their own: one axis of the ids is sharded, and rows are
-    whole.
+    whole. What stays reduced, as a slice does, has a dense gradient.
 
     Args:
         site: The site.
@@ -107,22 +107,25 @@ def placed(
         outputs: How the program's outputs lie; see `programs.sharding_after`.
 
     Raises:
-        ArgumentError: Devices read the same rows of a table that is reduced. JAX 0.10 to
-            0.12 add such a gradient up over them all.
+        ArgumentError: Devices read the same rows of a table that is reduced, and what they
+            read is not. JAX 0.10 to 0.12 add such a gradient up over them all.
     """
     found = programs.sharding_after(jaxpr, eqn.outvars[0], outputs)
     parts = () if found is None else tuple(found.spec.partitions)
     over = {name for part in parts for name in axis_names(part or ())}
-    if missing := sorted(reduced - over):
+    still = frozenset() if found is None else reduced & frozenset(found.spec.reduced)
+    if missing := sorted(reduced - over - still):
+        same = ", ".join(map(repr, missing))
         raise ArgumentError(
             f"value_and_grad: {programs.place(eqn)} reads a table that is cast over "
             f"{sorted(reduced)}, and what it reads is not sharded over {missing[0]!r}: JAX "
             "adds the gradient of each device up, though all have read the same. Shard the "
             "ids over all axes of the batch, table.at[ids].get(out_sharding=P("
-            f"{tuple(sorted(reduced))}, ...)), or name only the axes of the batch in "
-            "sparsejax.local(params, axes)."
+            f"{tuple(sorted(reduced))}, ...)); or keep what all devices read reduced, "
+            f"out_sharding=P(None, ..., reduced={{{same}}}); or name only the axes of the "
+            "batch in sparsejax.local(params, axes)."
         )
-    if found is None:
+    if found is None or still:
         return None
     parts = (*parts, *[None] * (len(site.shape) - len(parts)))
     own = [at for at, part in enumerate(parts) if part is not None]

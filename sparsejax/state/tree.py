@@ -191,8 +191,8 @@ def check_dtype(path: str, leaf: Any) -> None:
         kind = type(leaf).__name__ if dtype is None else dtype
         raise LeafError(
             f"leaf {path!r} is {kind}; only real floating gradients of 16, 32 or 64 bits "
-            "can be synchronized. Leave it out with optax.masked, or convert it (a complex "
-            "number is two)."
+            "can be synchronized. Convert it (a complex number is two), or leave it out "
+            "with optax.masked if no gradient trains it: what is left out is not summed."
         )
 
 

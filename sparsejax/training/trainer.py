@@ -204,6 +204,7 @@ class DataParallel:
         if not self._checked.is_last(state):
             # Not one that the last step returned, but restored, perhaps.
             check_whole(state)
+            self._check_ranks(state)
             whole = self._whole_specs(state)
             state = placing.on_mesh(state, self._mesh, whole, "trainer.step")
             if self._overlap:
@@ -305,8 +306,7 @@ class DataParallel:
             state: The state.
             has_next: Whether the step is given the next batch, too, as the last argument.
         """
-        check_ranks(state.opt_state, self._ranks, inside=False)
-        of_variables.check_ranks(state.variables, self._ranks)
+        self._check_ranks(state)
         key = "step", has_next, jax.tree.structure(state)
         if key not in self._compiled:
             whole = self._whole_specs(state)
@@ -332,6 +332,11 @@ class DataParallel:
             known = self._whole_specs(state), self._program.output_specs()
             self._compiled[key] = jax.jit(self._on_ranks(evaluation, *known))
         return self._compiled[key]
+
+    def _check_ranks(self, state):
+        """Raises where what is kept by rank is of another number of ranks."""
+        check_ranks(state.opt_state, self._ranks, inside=False)
+        of_variables.check_ranks(state.variables, self._ranks)
 
     def _on_ranks(self, local, state_specs, out_specs, batches=1):
         """A function of this rank's state and shares of batches, on all ranks."""

@@ -149,6 +149,51 @@ def test_rows_that_all_devices_read_are_refused():
             read(P("replica", None))(params, half)
 
 
+def by_slice(params, rows):
+    """Rows that all devices read: positions, the vector of a first token."""
+    return through(params["table"][: len(rows)])
+
+
+def by_reduced(params, rows):
+    out = P(None, None, reduced={*BOTH})
+    return through(params["table"].at[rows].get(out_sharding=out))
+
+
+def by_whole(params, rows):
+    return through(params["table"].at[rows].get(out_sharding=P(None, None)))
+
+
+def gradient_of_all(make, loss):
+    """The gradient of a loss of the first eight rows, that all devices have read."""
+    mesh, rows = grid(), np.arange(8, dtype=np.int32)
+    with jax.set_mesh(mesh):
+        params = {"table": helpers.placed(table(), mesh, P(None, None))}
+
+        @jax.jit
+        def grads_of(params, rows):
+            grads = make(loss)(sparsejax.local(params, BOTH), rows)[1]
+            return jax.reshard(grads["table"], P(None, None))
+
+        found = np.asarray(grads_of(params, helpers.placed(rows, mesh, P(None))))
+    assert not found[8:].any()
+    return found[:8]
+
+
+@pytest.mark.parametrize("loss", [by_slice, by_reduced])
+def test_what_all_devices_read_and_stays_reduced_has_a_dense_gradient(loss):
+    found = gradient_of_all(sparsejax.value_and_grad, loss)
+    np.testing.assert_allclose(found, jax.grad(through)(table()[:8]), rtol=1e-6)
+
+
+def test_what_all_devices_read_is_added_up_by_jax_unless_it_stays_reduced():
+    """As the pages warn: the gradient of each of eight devices is the whole one."""
+    wanted = jax.grad(through)(table()[:8])
+    found = gradient_of_all(jax.value_and_grad, by_reduced)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    found = gradient_of_all(jax.value_and_grad, by_whole)
+    np.testing.assert_allclose(found, 8 * wanted, rtol=1e-6)
+
+
 def test_a_scaled_table_has_the_dense_gradient_of_jax():
     mesh = grid()
     twice = lambda params, ids: by_get({"table": 2.0 * params["table"]}, ids)

@@ -181,6 +181,8 @@ def test_a_sparsifier_that_nothing_synchronizes_is_named():
     ("loss_fn", "options", "values", "match"),
     [
         (lambda p, b: p["w"] * b, {}, {}, r"must return a scalar loss.*array \[1\]"),
+        (lambda p, b: None, {}, {}, "must return a scalar loss, got NoneType"),
+        (lambda p, b: {"loss": p["w"]}, {}, {}, "must return a scalar loss, got dict"),
         (lambda p, b: (p["w"] > 0).sum(), {}, {}, "floating loss.*got int32.*has_aux"),
         (lambda p, b: (0.0, 1), {}, {}, "must return the loss, got a tuple of 2.*has_aux"),
         (lambda p, b: p["w"], {"has_aux": True}, {}, r"return \(loss, aux\), got"),
@@ -213,6 +215,18 @@ def test_a_sparsifier_that_nothing_synchronizes_is_named():
 def test_a_loss_function_of_another_form_is_an_error(loss_fn, options, values, match):
     with pytest.raises(ArgumentError, match=match):
         stepped(plain(loss_fn, **options), **values)
+
+
+def test_a_state_of_other_ranks_is_an_error_before_it_is_placed():
+    """On Explicit axes JAX would refuse to place it, in words about a sharding."""
+
+    def of(ranks):
+        mesh = helpers.KINDS["explicit"](mesh_of(ranks))
+        return sparsejax.data_parallel(lambda p, b: jnp.mean(p["w"] * b), TX, mesh)
+
+    state = jax.device_get(of(2).init({"w": np.ones(8, np.float32)}))
+    with pytest.raises(StateError, match=r"made for 2 ranks, and there are 4: .*resized"):
+        of(4).step(state, np.ones(4, np.float32))
 
 
 def test_arguments_in_another_order_are_an_error():

@@ -400,11 +400,34 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
     whole = {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, P())}
     with pytest.raises(errors.StateError, match=r"sharded .*'fsdp'.*init\(tx, params\)"):
         jax.jit(top.update)(grads, top.init(params), whole)
+    half = helpers.grid(replica=2, fsdp=2)
+    of_two = top.init({"w": helpers.placed(np.zeros(SHAPE, np.float32), half, spec)})
+    with pytest.raises(errors.StateError, match=r"made for 2 ranks, and there are 4"):
+        jax.jit(top.update)(grads, jax.device_get(of_two), params)
     clip = sparsejax.transforms.clip_by_rank(1.0, "replica", model_axis="fsdp")
     with pytest.raises(errors.ArgumentError, match=r"model_axis='fsdp'.*Leave model_axis"):
         jax.jit(clip.update)(grads, clip.init(params), params)
     with pytest.raises(errors.ArgumentError, match="no parameter is on one whose axes are"):
         sparsejax.init(tx, {"w": np.zeros(SHAPE, np.float32)})
+    with pytest.raises(errors.ArgumentError, match=r"that are traced.*tx\.init\(params\)"):
+        jax.eval_shape(functools.partial(sparsejax.init, tx), params)
+
+
+def test_parts_of_a_chain_that_name_different_axes_are_refused():
+    mesh = helpers.grid(fsdp=2, replica=4)
+    params = {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, P("fsdp", None))}
+    grads = {"w": helpers.partial_sums(drawn(mesh), mesh)}
+    tx = sparsejax.zen_sync("replica", reduce="sum")
+    mixed = optax.chain(sparsejax.top_k(0.1, axis_name="fsdp"), tx)
+    with pytest.raises(errors.AxisError, match=r"axes, 'fsdp' and 'replica': give th"):
+        sparsejax.init(mixed, params)
+    guard = sparsejax.skip_nonfinite(tx)
+    with pytest.raises(errors.AxisError, match=r"axis_name='fsdp'\), the same in all"):
+        sparsejax.init(guard, params)
+    guard = sparsejax.skip_nonfinite(tx, axis_name="fsdp")
+    state = sparsejax.init(guard, params)
+    with pytest.raises(errors.AlreadySummedError, match="skip_nonfinite, was given anot"):
+        jax.jit(guard.update)(grads, state, params)
 
 
 @pytest.mark.parametrize("spec", [P(), P("fsdp", None)])

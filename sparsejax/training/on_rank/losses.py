@@ -45,6 +45,8 @@ class Loss:
         """Calls it with what the state has, by keyword; what is not returned is None."""
         self._check_call(params, batch, given)
         loss, rest = self._taken_apart(self.function(params, batch, **given), given)
+        if not (hasattr(loss, "dtype") or isinstance(loss, int | float | complex)):
+            raise self._wrong(loss, "a scalar loss")
         if jnp.shape(loss):
             raise ArgumentError(
                 f"{self.name} must return a scalar loss, the mean over its share of the "

@@ -45,8 +45,8 @@ from sparsejax.errors import (
     missing_axis,
 )
 from sparsejax.state import observing, sharded, tree
-from sparsejax.state.parameters import ParameterSpecs
-from sparsejax.state.per_rank import OUTLINE, find
+from sparsejax.state.parameters import ParameterSpecs, ranks_of
+from sparsejax.state.per_rank import OUTLINE, check_ranks, find
 from sparsejax.state.per_replica import is_per_replica, per_replica_nodes
 from sparsejax.transforms.entry.incoming import Incoming, check_sum, spec_of
 from sparsejax.transforms.entry.leaves import LeafPlaces, shard_shape, whole_shape
@@ -256,6 +256,7 @@ class _EnteredUpdate:
             come.leaf(tree.named(keys), leaf, param)
             for (keys, leaf), param in zip(pairs, of_params, strict=True)
         ]
+        check_ranks(state, ranks_of(self.mesh, self.names), inside=False)
         shards = shards_of(pairs, [leaf.sum for leaf in leaves])
         arrays, rest = tree.arrays_and_others(extra)
         read = self._read(pairs, leaves, of_params)

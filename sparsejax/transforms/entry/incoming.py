@@ -78,7 +78,9 @@ class Incoming:
                 "so it is summed already, and nothing would be saved. Either jax.grad did "
                 "it: differentiate with respect to sparsejax.local(params, axes), with all "
                 "mesh axes over which the batch is sharded. Or you did, with jax.reshard "
-                "or another synchronization in this chain: let one synchronization do it."
+                "or another synchronization in this chain: let one synchronization do it. "
+                "Or another part of the chain, as skip_nonfinite, was given another axis: "
+                "name the same in all."
             )
         fast = unreduced - {*self.names}
         if of_param is None and fast:
