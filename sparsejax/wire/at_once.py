@@ -12,6 +12,7 @@ other brings the values of some entries.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -30,7 +31,9 @@ from pallas_kernels.operations.messages import (
 from pallas_kernels.platforms import policy
 from pallas_kernels.reference.bitmap import bitmaps_of
 from pallas_kernels.reference.index_message import word_ranks
-from pallas_kernels.reference.messages import Run, read_message, row_ends
+from pallas_kernels.reference.layout import Prefix, Run
+from pallas_kernels.reference.messages import read_message, row_ends
+from pallas_kernels.reference.rows import set_rows, sum_of_rows
 from pallas_kernels.reference.slots import slots_of
 from pallas_kernels.reference.specs import MessageSpec, Received, SlotSets, Unpacking
 from pallas_kernels.striping import Striping
@@ -44,6 +47,8 @@ from sparsejax.wire.ladder import Rung
 
 # Units of an array that caches hold: a scatter into it costs less than to ask the host.
 _FEW_UNITS = 1 << 22
+# Numbers for which an ordered sum of rows goes over the whole array for each sender.
+_FEW_NUMBERS = 1 << 25
 # The share of slots up to which a list of them has the smaller of two rooms.
 _SHORT = 1 / 128
 
@@ -94,6 +99,20 @@ def pack(
         numbers: As of `run_of`.
         ends: Of `ends_of`, where they are known.
     """
+    sets, spec = _sets_of(spec, slots, source, numbers, ends)
+    return pack_message(sets, source.array, numbers, spec)
+
+
+def prefix(
+    spec: MessageSpec, slots: Slots, source: Source, numbers: jax.Array, words: int
+) -> Prefix:
+    """What `pack` writes but for values, in the first words of messages."""
+    sets, spec = _sets_of(spec, slots, source, numbers, None)
+    return Prefix.of(sets, numbers, spec, words)
+
+
+def _sets_of(spec, slots, source, numbers, ends):
+    """The slots as `pallas_kernels` knows them, and the map to units, if it knows that."""
     sets, units = SlotSets(slots.words, slots.counts, ends=ends), source.units
     if source.names is None and (units is None or isinstance(units, Striping)):
         spec = dataclasses.replace(spec, units=units)
@@ -105,7 +124,7 @@ def pack(
         names = found if source.names is None else source.names(part, found)
         units = found if units is None else units(part, found)
         sets = SlotSets(names, slots.counts, units)
-    return pack_message(sets, source.array, numbers, spec)
+    return sets, spec
 
 
 def in_branches(form: Form, sources: int, fold: Any) -> bool:
@@ -176,48 +195,111 @@ def goes_in_order(form: Form, fold: Any) -> bool:
     return is_striped and not form.shape
 
 
+def goes_by_rows(form: Form, fold: Any, senders: int) -> bool:
+    """Whether each row of the array can look up its own entries: one, or one a sender.
+
+    Of an ordered sum a row of the table has a number for each sender, and is no longer than
+    a row of the array. Each number of the array is looked up for each sender, which takes
+    as long as a launch if there are 2**25 of them.
+    """
+    into: Into | None = fold.into
+    if into is None or not form.shape or into.replaces:
+        return into is not None and bool(form.shape)
+    is_wide = math.prod(form.shape) >= senders
+    return fold.in_order and is_wide and fold.start.size <= _FEW_NUMBERS
+
+
 class SizeGroup(NamedTuple):
     """Sizes of messages for which there is one program that unpacks them.
 
     Attributes:
         sides: Which of `Lengths.side`: nothing, one message of a rung, or several.
-        form: Where the parts of a message are; with room for the longest of the group.
-        unpack: From `form` and what `unpack` takes to the result.
+        room: Words of a message that it unpacks: as many as the longest of the group needs.
+        unpack: From what `unpack` takes after the form to the result.
     """
 
     sides: range
-    form: Form
+    room: int
     unpack: Callable[..., Any]
 
+    @classmethod
+    def of(cls, sides: range, form: Form, unpack: Callable[..., Any]) -> "SizeGroup":
+        """Those of a form, unpacked by `unpack` or what takes the same."""
+        return cls(sides, form.room, functools.partial(unpack, form))
 
-def groups(form: Form, fold: Any) -> list[SizeGroup]:
+
+def groups(form: Form, fold: Any, senders: int) -> list[SizeGroup]:
     """The groups of all sizes, ascending, from nothing to several messages.
 
     It is one, except for many numbers in plain XLA on GPUs, where unpacking takes as long
     as if messages were full, and a scatter writes each entry to a sector of memory of its
     own. Where a word of bits has an entry on average, nearly all sectors have one: so a
     message that is denser is unpacked in the order of the array. Others have two rooms.
+
+    Of rows each long message has a program of its own, which reads it where it is received:
+    to copy it to a room for all, and its rows to zeros, takes as long as to read it four
+    times.
+
+    Args:
+        form: Where the parts of a message are.
+        fold: What is made of the entries.
+        senders: How many messages are received.
     """
-    ladder, in_order = form.ladder, policy().scatters and goes_in_order(form, fold)
-    if not in_order or fold.into.units.size <= _FEW_UNITS:
-        return [SizeGroup(range(len(ladder.rungs) + 2), form, unpack)]
+    ladder, in_order = form.ladder, goes_in_order(form, fold)
+    divides = policy().scatters and (in_order or goes_by_rows(form, fold, senders))
+    if not divides or fold.start.size <= _FEW_UNITS:
+        return [SizeGroup.of(range(len(ladder.rungs) + 2), form, unpack)]
 
     def way(rung):
+        filled = rung.capacity / ladder.width
+        if not in_order:
+            is_long = ladder.is_long(rung)
+            return (unpack_rows, rung.capacity) if is_long else (unpack, 0)
         if rung.code is index_codes.BITMAP:
             return unpack_bitmaps, 0
-        filled = rung.capacity / ladder.width
         unpacks = unpack if filled <= 1 / bits.WORD else unpack_lists_in_order
         return unpacks, int(filled > _SHORT)
 
     found, stop = [], 0
     for (unpacks, _), rungs in itertools.groupby(ladder.rungs, way):
         steps = dataclasses.replace(ladder, rungs=tuple(rungs))
-        of_group = Form(steps, form.shape, form.dtype, form.rows)
         # Where nothing is sent, the first unpacks that.
         sides = range(stop, stop + len(steps.rungs) + (not found))
-        found.append(SizeGroup(sides, of_group, unpacks))
         stop = sides.stop
-    return [*found, SizeGroup(range(stop, stop + 1), form, unpack_next_in_order)]
+        if unpacks is unpack_rows:
+            number = stop - 2
+            words, unpacks = ladder.rungs[number].words, functools.partial(unpacks, number)
+            found.append(SizeGroup(sides, words, functools.partial(unpacks, form)))
+            continue
+        of_group = Form(steps, form.shape, form.dtype, form.rows)
+        found.append(SizeGroup.of(sides, of_group, unpacks))
+    last = unpack_next_in_order if in_order else unpack
+    return [*found, SizeGroup.of(range(stop, stop + 1), form, last)]
+
+
+def unpack_rows(
+    number: int,
+    form: Form,
+    message: jax.Array,
+    numbers: jax.Array,
+    fold: Any,
+    carry: Any,
+    at: int,
+) -> Any:
+    """`unpack`, of messages of rows of one size that are the only ones: read as received.
+
+    Args:
+        number: The rung.
+        form: Where the parts of a message are.
+        message: uint32 [senders, words of the rung].
+        numbers: As of `run_of`.
+        fold: What is made of the entries.
+        carry: The result so far, in which there is nothing.
+        at: Which of the numbers is the first that is meant.
+    """
+    unpacks = set_rows if fold.into.replaces else sum_of_rows
+    spec, begin = spec_of(form, fold, at), int(form.begins[number])
+    return unpacks(carry, message, numbers, spec, form.prefix, begin)
 
 
 def unpack_bitmaps(

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.reference import messages as in_reference
-from pallas_kernels.reference.messages import (
+from pallas_kernels.reference import layout
+from pallas_kernels.reference.layout import (
     MOST_FLAT,
     Places as Places,
     mark as mark,
@@ -26,6 +26,8 @@ from pallas_kernels.reference.specs import MessageSpec
 from sparsejax.branches import at_number
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
+from sparsejax.wire.channels import Route
+from sparsejax.wire.collectives import Sent
 from sparsejax.wire.ladder import Ladder
 
 
@@ -55,6 +57,8 @@ class Form:
         rows: How many messages a buffer has.
         room: Words of each of them.
         longest: Words of the longest string or bitmap, in which all are searched.
+        begins: Of each rung, the word of a message at which values begin.
+        prefix: Words that come before values in any message.
     """
 
     def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any, rows: int):
@@ -76,6 +80,7 @@ class Form:
         self.longest = max(1, *strings)
         begins = [1 + string + lane for string, lane in zip(strings, lanes, strict=True)]
         whole = max(begins) + self.unit_words(ladder.top)
+        self.begins = begins
         self.spare = max(*tails, whole, 1 + self.longest, 1 + max(strings) + spill)
         # After the longest message there is room for one plane, and for a string that has
         # no blocks to tell: both are written there by messages that do not send them.
@@ -124,6 +129,11 @@ class Form:
         ]
 
     @property
+    def prefix(self) -> int:
+        """See the class."""
+        return max(1 + self.longest, *self.begins)
+
+    @property
     def spec(self) -> MessageSpec:
         """What is static of messages, for the operations of `pallas_kernels`."""
         return MessageSpec(
@@ -155,11 +165,11 @@ class Form:
 
     def to_words(self, values: jax.Array) -> jax.Array:
         """[parts, entries, *shape] to uint32 [parts, words]."""
-        return in_reference.to_words(values)
+        return layout.to_words(values)
 
     def from_words(self, words: jax.Array, entries: int) -> jax.Array:
         """Inverse of `to_words`."""
-        values = in_reference.from_words(words, self.dtype)
+        values = layout.from_words(words, self.dtype)
         return values.reshape(words.shape[0], entries, *self.shape)
 
 
@@ -250,6 +260,56 @@ class Lengths(NamedTuple):
     def last_places(self) -> jax.Array:
         """The places of the parts of the last message."""
         return self.numbers[self.at_last + 2 :]
+
+
+class MessageCost(NamedTuple):
+    """What messages of a ladder cost on a route.
+
+    Attributes:
+        ladder: The message sizes.
+        route: What a collective puts on the wire.
+    """
+
+    ladder: Ladder
+    route: Route
+
+    @property
+    def wire_bytes(self) -> np.ndarray:
+        """float32 [rungs], what one rank sends in whole messages of each size."""
+        sizes = [rung.words for rung in self.ladder.rungs]
+        return np.array([self.route.bytes(words) for words in sizes], np.float32)
+
+    def payload(self, expected, first, length, rung) -> jax.Array:
+        """Bytes that a run of the entries of each part needed."""
+        here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
+        return self.route.messages * jnp.mean(self.ladder.needed_bytes(here, rung))
+
+    def at_once(self, lengths, counts, typical, pieces=None) -> Sent:
+        """What was sent: rounds of the longest, and a last message; in pieces, if any."""
+        ladder, expected = self.ladder, counts if typical is None else typical
+        sent, longest = self.wire_bytes, np.int32(len(ladder.rungs) - 1)
+        before = lax.div(lengths.first, np.int32(ladder.top))
+        # All but the last message are full of what there is of a part.
+        payload = ladder.needed_bytes(jnp.minimum(expected, lengths.first), longest)
+        headers = (before - 1) * ladder.needed_bytes(jnp.float32(0), longest)
+        payload = self.route.messages * (jnp.mean(payload) + headers)
+        payload = jnp.where(before > 0, payload, 0)
+        payload += self.payload(expected, lengths.first, lengths.rest, lengths.rung)
+        if pieces is None:
+            last, follow = jnp.asarray(sent)[lengths.rung], before + 1
+        else:
+            words = lambda piece: piece.words.stop - piece.words.start
+            cost = lambda piece: self.route.bytes(words(piece))
+            sent = np.array([sum(map(cost, each)) for each in pieces], np.float32)
+            counts_of = np.array([len(each) for each in pieces], np.float32)
+            # One table: a look into each would be a kernel of its own.
+            last, more = jnp.asarray(np.stack([sent, counts_of]))[:, lengths.rung]
+            follow = before * counts_of[-1] + more
+        wire = before * sent[-1] + last
+        rounds = self.route.waits * follow
+        nothing = lengths.need == 0
+        wire, payload, rounds = (jnp.where(nothing, 0, x) for x in (wire, payload, rounds))
+        return Sent(wire, payload, rounds.astype(jnp.float32), counts)
 
 
 def whole_tiles(entries: int, tile: int) -> int:

@@ -104,6 +104,10 @@ class Ladder:
         """In how many pieces the values of a message go."""
         return 1 if self.piece is None else max(1, round(rung.words / self.piece))
 
+    def is_long(self, rung: Rung) -> bool:
+        """Whether a message has more than a third of the entries of the longest."""
+        return _NEAR * rung.capacity > self.top
+
     @property
     def top(self) -> int:
         """Entries in the longest message."""

@@ -39,6 +39,9 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.backends import auto_prefers
+from pallas_kernels.platforms import policy
+from pallas_kernels.reference.layout import Prefix
+from pallas_kernels.reference.messages import padded
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.branches import switch, together
 from sparsejax.units.bits import Slots
@@ -46,7 +49,7 @@ from sparsejax.units.units import Source
 from sparsejax.wire import at_once, channels, index_codes, tiles
 from sparsejax.wire.at_once import Into
 from sparsejax.wire.collectives import Sent, unseen_numbers
-from sparsejax.wire.formats import Form, Lengths
+from sparsejax.wire.formats import Form, Lengths, MessageCost
 from sparsejax.wire.ladder import Ladder
 from sparsejax.wire.sizes import sender
 
@@ -65,12 +68,15 @@ class Fold(NamedTuple):
             sender of each.
         into: What `add` does, if the result is one array and kernels know such a thing: on
             GPUs it is done instead. Values are cast to the dtype of the result.
+        finish: From the result to what is returned. On GPUs it is part of the program that
+            unpacks the last message, so XLA can do it in the same pass.
     """
 
     start: Any
     add: Callable[[Any, jax.Array, jax.Array, jax.Array], Any]
     in_order: bool = False
     into: Into | None = None
+    finish: Callable[[Any], Any] = lambda result: result
 
 
 def transmit(
@@ -111,10 +117,10 @@ def transmit(
         buffer = lax.switch(rung, senders, stage.pack_tiles(*here), *rows)
         message, counts = stage.received(buffer)
         carry = stage.unpack_tiles(message, counts, *here, carry)
-        payload = stage.payload(counts if typical is None else typical, *here)
+        payload = stage.cost.payload(counts if typical is None else typical, *here)
         # One array: three sums, of which the first two follow the rung.
         waits = np.float32(stage.channel.route.waits)
-        more = [jnp.asarray(stage.wire_bytes)[rung], payload, waits]
+        more = [jnp.asarray(stage.cost.wire_bytes)[rung], payload, waits]
         return first + length, carry, sums + jnp.stack(more), counts
 
     counts = jnp.zeros(stage.channel.sources, jnp.int32)
@@ -125,7 +131,7 @@ def transmit(
     state = jnp.int32(0), stage.start, sums, counts
     state = lax.while_loop(lambda state: state[0] < need, one_round, state)
     _, carry, (wire, payload, rounds), counts = state
-    return carry, Sent(wire, payload, rounds, counts)
+    return fold.finish(carry), Sent(wire, payload, rounds, counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,11 +168,10 @@ class _Transmission:
         """The message sizes."""
         return self.form.ladder
 
-    @functools.cached_property
-    def wire_bytes(self) -> np.ndarray:
-        """float32 [rungs], what one rank sends in whole messages of each size."""
-        sizes = [rung.words for rung in self.ladder.rungs]
-        return np.array([self.channel.route.bytes(words) for words in sizes], np.float32)
+    @property
+    def cost(self) -> MessageCost:
+        """What messages cost."""
+        return MessageCost(self.ladder, self.channel.route)
 
     @property
     def received_axes(self) -> frozenset[str]:
@@ -196,6 +201,24 @@ class _Transmission:
         missing = self.form.rows - len(self.slots.counts)
         return as_varying(jnp.pad(message, ((0, missing), (0, 0))), self.axes)
 
+    @property
+    def by_size(self) -> bool:
+        """Whether values are written, at once, where it is known how many are sent."""
+        return policy().scatters
+
+    def prefix(self, numbers, at=0) -> Prefix:
+        """What this rank's messages have before values."""
+        spec, words = dataclasses.replace(self.form.spec, at=at), self.form.prefix
+        return at_once.prefix(spec, self.slots, self.source, numbers, words)
+
+    def sent(self, number: int, prefix: Prefix) -> jax.Array:
+        """What arrives where all send a message of a rung, and no other."""
+        rung, begin = self.ladder.rungs[number], self.form.begins[number]
+        values = prefix.values(self.source.array, self.form.dtype, rung.capacity)
+        message = jnp.concatenate([prefix.message[:, :begin], values], axis=1)
+        message = as_varying(message, self.axes)
+        return as_varying(self.channel.send(message), self.axes)
+
     def pack_tiles(self, first, length, rung) -> jax.Array:
         """This rank's messages: a run of ranks of each part, tile by tile."""
         run = tiles.TileRun(first, length, self.form.places(rung))
@@ -205,11 +228,6 @@ class _Transmission:
         """What the fold makes of messages that arrived, and their counts."""
         run = tiles.TileRun(first, length, self.form.places(rung))
         return tiles.unpack(self.form, message, counts, run, self.fold, carry)
-
-    def payload(self, expected, first, length, rung) -> jax.Array:
-        """Bytes that a run of the entries of each part needed."""
-        here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
-        return self.channel.route.messages * jnp.mean(self.ladder.needed_bytes(here, rung))
 
     def at_once(self, need, typical) -> tuple[Any, Sent]:
         """One message, whole, and rounds of the longest before it where there is more.
@@ -221,14 +239,15 @@ class _Transmission:
         if at_once.in_branches(self.form, self.channel.sources, self.fold):
             return self.in_branches(need, typical)
         lengths = Lengths.of(self.form, need)
-        message = self.pack_whole(lengths.numbers, lengths.at_first)
-        groups = at_once.groups(self.form, self.fold)
+        numbers = lengths.numbers, lengths.at_first
+        message = self.prefix(*numbers) if self.by_size else self.pack_whole(*numbers)
+        groups = at_once.groups(self.form, self.fold, self.channel.sources)
         ways = [functools.partial(self.of_group, lengths, group) for group in groups]
         of_sides = np.repeat(np.arange(len(groups)), [len(g.sides) for g in groups])
         side = lengths.side(len(self.ladder.rungs))
         number = jnp.asarray(of_sides, jnp.int32)[side]
         result, counts = switch(number, ways, message) if ways[1:] else ways[0](message)
-        return result, self._sent_at_once(lengths, counts, typical)
+        return result, self.cost.at_once(lengths, counts, typical)
 
     def of_group(self, lengths, group, message) -> tuple[Any, jax.Array]:
         """The result, and each sender's count, by a switch over the sides of a group.
@@ -240,13 +259,16 @@ class _Transmission:
         Args:
             lengths: What is sent.
             group: Of `at_once.groups`.
-            message: This rank's.
+            message: This rank's, or what it has before values.
         """
-        top, room, senders = self.ladder.top, group.form.room, self.senders
+        top, room, senders = self.ladder.top, group.room, self.senders
         # XLA would make zeros, of which it knows, once more on every side.
         start = lax.optimization_barrier(self.start)
         cut = lambda send: lambda message, start: (send(message)[:, :room], start)
-        unpack = functools.partial(group.unpack, group.form)
+        alone = senders
+        if self.by_size:
+            cut = lambda send: lambda prefix, start: (padded(send(prefix), room), start)
+            alone = [functools.partial(self.sent, i) for i in range(len(senders))]
 
         def nothing(message, start):
             del message
@@ -255,12 +277,14 @@ class _Transmission:
 
         def several(message, start):
             longest = self.form.places(np.int32(len(senders) - 1))
+            if self.by_size:
+                message = self.pack_whole(lengths.numbers, lengths.at_first)
 
             def turn(state):
                 first, carry, message = state
                 arrived, _ = self.received(senders[-1](message))
                 run = at_once.run_of(first, np.int32(top), longest)
-                carry = unpack(arrived, run, self.fold, carry, 0)
+                carry = group.unpack(arrived, run, self.fold, carry, 0)
                 first, left = first + top, lengths.need - first - top
                 # Only what is then the rest goes in a shorter one.
                 places = jnp.where(left > top, longest, lengths.last_places)
@@ -273,13 +297,14 @@ class _Transmission:
             finals = [senders[number] for number in self.ladder.finals]
             return lax.switch(lengths.final, finals, message), carry
 
-        sides = [nothing, *map(cut, senders), several]
+        sides = [nothing, *map(cut, alone), several]
         sides = [sides[number] for number in group.sides]
         side = lengths.side(len(senders)) - np.int32(group.sides.start)
         arrived, carry = lax.switch(side, sides, message, start)
         arrived, counts = self.received(arrived)
         at = lengths.at_last
-        return unpack(arrived, lengths.numbers, self.fold, carry, at), counts
+        result = group.unpack(arrived, lengths.numbers, self.fold, carry, at)
+        return self.fold.finish(result), counts
 
     def in_branches(self, need, typical) -> tuple[Any, Sent]:
         """The same, where one kernel packs messages of all sizes, and one unpacks them.
@@ -316,7 +341,8 @@ class _Transmission:
         with auto_prefers("triton"):
             carry, counts = lax.switch(side, sides, start, lengths.numbers)
         pieces = [form.pieces(number) for number in range(len(ladder.rungs))]
-        return carry, self._sent_at_once(lengths, counts, typical, pieces)
+        sent = self.cost.at_once(lengths, counts, typical, pieces)
+        return self.fold.finish(carry), sent
 
     def taker(
         self, number: int, ends: jax.Array, alone: bool
@@ -352,30 +378,3 @@ class _Transmission:
             return carry, head.counts
 
         return take
-
-    def _sent_at_once(self, lengths, counts, typical, pieces=None):
-        """What was sent: rounds of the longest, and a last message; in pieces, if any."""
-        ladder, expected = self.ladder, counts if typical is None else typical
-        sent, longest = self.wire_bytes, np.int32(len(ladder.rungs) - 1)
-        before = lax.div(lengths.first, np.int32(ladder.top))
-        # All but the last message are full of what there is of a part.
-        payload = ladder.needed_bytes(jnp.minimum(expected, lengths.first), longest)
-        headers = (before - 1) * ladder.needed_bytes(jnp.float32(0), longest)
-        payload = self.channel.route.messages * (jnp.mean(payload) + headers)
-        payload = jnp.where(before > 0, payload, 0)
-        payload += self.payload(expected, lengths.first, lengths.rest, lengths.rung)
-        if pieces is None:
-            last, follow = jnp.asarray(sent)[lengths.rung], before + 1
-        else:
-            words = lambda piece: piece.words.stop - piece.words.start
-            cost = lambda piece: self.channel.route.bytes(words(piece))
-            sent = np.array([sum(map(cost, each)) for each in pieces], np.float32)
-            counts_of = np.array([len(each) for each in pieces], np.float32)
-            # One table: a look into each would be a kernel of its own.
-            last, more = jnp.asarray(np.stack([sent, counts_of]))[:, lengths.rung]
-            follow = before * counts_of[-1] + more
-        wire = before * sent[-1] + last
-        rounds = self.channel.route.waits * follow
-        nothing = lengths.need == 0
-        wire, payload, rounds = (jnp.where(nothing, 0, x) for x in (wire, payload, rounds))
-        return Sent(wire, payload, rounds.astype(jnp.float32), counts)

@@ -30,6 +30,7 @@ entries, all sums, and, where nothing was pushed, the all-reduce.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -48,6 +49,7 @@ from sparsejax.schemes.owners.pulls import (
     PullEntries,
     nonzero_units,
 )
+from sparsejax.units import bits
 from sparsejax.units.bits import Slots
 from sparsejax.units.ownership import Layout
 from sparsejax.units.ownership.memory import PartMemory
@@ -192,10 +194,10 @@ class Stages:
         tell the entries of a push: they would still be there while sums come back.
         """
         pays = self._pays(known)
-        push = functools.partial(self.by_entries, known=known, comes_back=False)
+        push = functools.partial(self.by_entries, known=known, finish=self._with_flags)
         like = jax.eval_shape(push, x)
         nothing = lambda x: jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), like)
-        totals, pushed = branches.cond(pays, push, nothing, x)
+        (totals, present), pushed = branches.cond(pays, push, nothing, x)
 
         def all_reduce(x):
             total, _, half, units, _ = self._all_reduce(x, known)
@@ -203,18 +205,20 @@ class Stages:
 
         assert isinstance(self.way, PullEntries)
         instead = Fallback(~pays, all_reduce, x, x.dtype)
-        pulled = self.way(self.owned, totals, instead)
+        pulled = self.way(self.owned, totals, instead, present)
         push = jax.tree.map(lambda a, b: jnp.where(pays, a, b), pushed, pulled.stage)
         return pulled.total, push, pulled.stage, pulled.units, pulled.scalars
 
-    def by_entries(self, x: Units, known: Counts, comes_back: bool = True) -> Any:
+    def by_entries(
+        self, x: Units, known: Counts, finish: Callable[[jax.Array], Any] | None = None
+    ) -> Any:
         """Sends entries to their owners, which add them up, and the sums to all.
 
         Args:
             x: The units.
             known: What `count` found of them.
-            comes_back: Whether sums go to all; else the result is those of this owner,
-                [width, ...], as they travel, and what was sent for them.
+            finish: What is made of the sums of this owner, [width, ...], where they do not
+                go to all; then the result is that, and what was sent for them.
         """
         n, width = self.layout.ranks, self.layout.width
         if known.units is not None:
@@ -236,16 +240,25 @@ class Stages:
                 add,
                 in_order=ordered.is_ordered(self.wire, x.axes),
                 into=messages.Into(),
+                finish=finish or self.travelling,
             ),
             typical=known.most.astype(jnp.float32)[None] / n,
         )
-        totals = totals.astype(self.owned.dtype)
         push = base.stage_of(pushed, known.imbalance)
-        if not comes_back:
+        if finish is not None:
             return totals, push
         pulled = self.way(self.owned, totals)
         total = pulled.total.astype(x.dtype)
         return total, push, pulled.stage, pulled.units, pulled.scalars
+
+    def travelling(self, totals: jax.Array) -> jax.Array:
+        """The sums of this owner in the dtype in which they travel."""
+        return totals.astype(self.owned.dtype)
+
+    def _with_flags(self, totals):
+        """The sums as they travel, and which rows are not zero, by the same kernel."""
+        totals = self.travelling(totals)
+        return totals, bits.nonzero_units(totals) if totals.ndim > 1 else None
 
     def _source(self, x, known):
         """Where the values of this rank's sets are, and the slots that travel with them."""
