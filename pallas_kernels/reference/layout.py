@@ -71,17 +71,20 @@ class Run(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """What is in messages before values, and which values follow.
+    """What is in messages before values, and what says which values follow.
 
     Attributes:
         message: uint32 [parts, words], the headers, strings and lanes.
-        units: int32 [parts, room], where the values are; any after the last.
-        here: int32 [parts, 1], how many there are.
+        listed: int32 [parts, room], the slots, which the map of the spec takes to units;
+            or the units. Any after the last.
+        counts: int32 [parts], how many slots each part has.
+        numbers: As for `pack_message`.
     """
 
     message: jax.Array
-    units: jax.Array
-    here: jax.Array
+    listed: jax.Array
+    counts: jax.Array
+    numbers: jax.Array
 
     @classmethod
     def of(cls, sets: SlotSets, numbers, spec: MessageSpec, words: int) -> "Prefix":
@@ -107,19 +110,23 @@ class Prefix(NamedTuple):
         headers = lax.bitcast_convert_type(counts, jnp.uint32)[:, None]
         lanes = _lanes(jnp.where(is_there, slots, 0), places, column)
         message = jnp.where(column == 0, headers, lanes)
-        here_in_string = here * places.has_string
-        message = mark(message, part, places, slots, jnp.int32(0), here_in_string)
-        if units is None:
-            units = slots if spec.units is None else spec.units(part, slots)
-        return cls(message, units, here)
+        marked = here * places.has_string
+        message = mark(message, part, places, slots, jnp.int32(0), marked)
+        return cls(message, slots if units is None else units, counts, numbers)
 
-    def values(self, array: jax.Array, dtype: Any, room: int) -> jax.Array:
-        """The words of the first `room` values, zeros where there are fewer."""
-        units = self.units[:, :room]
+    def values(self, array: jax.Array, spec: MessageSpec, room: int) -> jax.Array:
+        """The words of the first `room` values, zeros where there are fewer.
+
+        All is computed by the kernel that reads them: nothing of it is handed to a branch.
+        """
+        units, parts = self.listed[:, :room], len(self.listed)
+        if spec.units is not None:
+            units = spec.units(lax.broadcasted_iota(jnp.int32, (parts, 1), 0), units)
         values = array.at[units].get(mode="clip", wrap_negative_indices=False)
-        is_there = lax.iota(jnp.int32, room) < self.here
-        is_there = is_there.reshape(len(units), room, *[1] * (array.ndim - 1))
-        return to_words(jnp.where(is_there, values.astype(dtype), 0))
+        here = Run.of(self.numbers, spec).here(self.counts)[:, None]
+        is_there = lax.iota(jnp.int32, room) < here
+        is_there = is_there.reshape(parts, room, *[1] * (array.ndim - 1))
+        return to_words(jnp.where(is_there, values.astype(spec.dtype), 0))
 
 
 def _lanes(slots, places, column):

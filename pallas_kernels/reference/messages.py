@@ -42,7 +42,7 @@ MOST_ROWS = 1 << 14
 def pack_message(sets: SlotSets, array, numbers, *, spec: MessageSpec):
     """A message for each part: uint32 [parts, end]. See the operation."""
     prefix = Prefix.of(sets, numbers, spec, spec.words)
-    values = prefix.values(array, spec.dtype, spec.room)
+    values = prefix.values(array, spec, spec.room)
     message = put(prefix.message, values, 0, Run.of(numbers, spec).places.values)
     return message if spec.packed == spec.words else message[:, : spec.packed]
 

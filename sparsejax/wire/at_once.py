@@ -99,7 +99,8 @@ def pack(
         numbers: As of `run_of`.
         ends: Of `ends_of`, where they are known.
     """
-    sets, spec = _sets_of(spec, slots, source, numbers, ends)
+    spec = _spec_of(spec, source)
+    sets = _sets_of(spec, slots, source, numbers, ends)
     return pack_message(sets, source.array, numbers, spec)
 
 
@@ -107,24 +108,39 @@ def prefix(
     spec: MessageSpec, slots: Slots, source: Source, numbers: jax.Array, words: int
 ) -> Prefix:
     """What `pack` writes but for values, in the first words of messages."""
-    sets, spec = _sets_of(spec, slots, source, numbers, None)
-    return Prefix.of(sets, numbers, spec, words)
+    spec = _spec_of(spec, source)
+    return Prefix.of(_sets_of(spec, slots, source, numbers), numbers, spec, words)
 
 
-def _sets_of(spec, slots, source, numbers, ends):
-    """The slots as `pallas_kernels` knows them, and the map to units, if it knows that."""
-    sets, units = SlotSets(slots.words, slots.counts, ends=ends), source.units
-    if source.names is None and (units is None or isinstance(units, Striping)):
-        spec = dataclasses.replace(spec, units=units)
-    else:
-        # Of these kernels know nothing: they are listed before.
-        part = lax.broadcasted_iota(jnp.int32, (len(slots.counts), 1), 0)
-        first = lax.index_in_dim(numbers, spec.at, keepdims=False)
-        found, _ = slots_of(slots.words, first, spec.room, slots.counts)
-        names = found if source.names is None else source.names(part, found)
-        units = found if units is None else units(part, found)
-        sets = SlotSets(names, slots.counts, units)
-    return sets, spec
+def with_values(
+    spec: MessageSpec, start: Prefix, source: Source, begin: int, room: int
+) -> jax.Array:
+    """The messages of one size that begin as `prefix` says: uint32 [parts, words].
+
+    Values begin at the word `begin`, and there is room for `room` of them.
+    """
+    values = start.values(source.array, _spec_of(spec, source), room)
+    return jnp.concatenate([start.message[:, :begin], values], axis=1)
+
+
+def _spec_of(spec, source):
+    """The spec with the map from slots to units, where kernels know it."""
+    units = source.units
+    knows = source.names is None and (units is None or isinstance(units, Striping))
+    return dataclasses.replace(spec, units=units) if knows else spec
+
+
+def _sets_of(spec, slots, source, numbers, ends=None):
+    """The slots; listed, with their units, where kernels do not know the map to those."""
+    units = source.units
+    if source.names is None and (units is None or spec.units is units):
+        return SlotSets(slots.words, slots.counts, ends=ends)
+    part = lax.broadcasted_iota(jnp.int32, (len(slots.counts), 1), 0)
+    first = lax.index_in_dim(numbers, spec.at, keepdims=False)
+    found, _ = slots_of(slots.words, first, spec.room, slots.counts)
+    names = found if source.names is None else source.names(part, found)
+    units = found if units is None else units(part, found)
+    return SlotSets(names, slots.counts, units)
 
 
 def in_branches(form: Form, sources: int, fold: Any) -> bool:

@@ -211,11 +211,11 @@ class _Transmission:
         spec, words = dataclasses.replace(self.form.spec, at=at), self.form.prefix
         return at_once.prefix(spec, self.slots, self.source, numbers, words)
 
-    def sent(self, number: int, prefix: Prefix) -> jax.Array:
+    def sent(self, at: int, number: int, prefix: Prefix) -> jax.Array:
         """What arrives where all send a message of a rung, and no other."""
-        rung, begin = self.ladder.rungs[number], self.form.begins[number]
-        values = prefix.values(self.source.array, self.form.dtype, rung.capacity)
-        message = jnp.concatenate([prefix.message[:, :begin], values], axis=1)
+        room, begin = self.ladder.rungs[number].capacity, self.form.begins[number]
+        spec = dataclasses.replace(self.form.spec, at=at)
+        message = at_once.with_values(spec, prefix, self.source, begin, room)
         message = as_varying(message, self.axes)
         return as_varying(self.channel.send(message), self.axes)
 
@@ -268,7 +268,8 @@ class _Transmission:
         alone = senders
         if self.by_size:
             cut = lambda send: lambda prefix, start: (padded(send(prefix), room), start)
-            alone = [functools.partial(self.sent, i) for i in range(len(senders))]
+            sent = functools.partial(self.sent, lengths.at_first)
+            alone = [functools.partial(sent, i) for i in range(len(senders))]
 
         def nothing(message, start):
             del message

@@ -81,9 +81,8 @@ def test_rows_looked_up_are_rows_scattered(code, replaces, dtype):
             numbers = at_once.run_of(0, need, form.places(number))
             whole = at_once.pack(form.spec, slots, source, numbers)
             prefix = at_once.prefix(form.spec, slots, source, numbers, form.prefix)
-            begin = form.begins[number]
-            values = prefix.values(source.array, form.dtype, rung.capacity)
-            message = jnp.concatenate([prefix.message[:, :begin], values], axis=1)
+            parts = source, form.begins[number], rung.capacity
+            message = at_once.with_values(form.spec, prefix, *parts)
             np.testing.assert_array_equal(message, whole[:, : rung.words])
             given = numbers, fold, zeros, 0
             found = at_once.unpack_rows(number, form, message, *given)
