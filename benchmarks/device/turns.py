@@ -272,8 +272,8 @@ def watched(load: Load):
             )
         return found
 
-    def groups(form, fold):
-        name, found = _stage_of(here()), original_groups(form, fold)
+    def groups(*args):
+        name, found = _stage_of(here()), original_groups(*args)
         sides = tuple(group.sides for group in found)
         stages[name] = dataclasses.replace(stages[name], groups=sides)
         return found

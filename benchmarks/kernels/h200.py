@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh
 import pallas_kernels as kernels
 from pallas_kernels import striping
 from pallas_kernels.reference import messages as in_reference
-from pallas_kernels.reference.messages import SINGLE
+from pallas_kernels.reference.layout import SINGLE
 
 
 SIZE = 1 << 24

@@ -17,7 +17,8 @@ from pallas_kernels import backends, checks, striping
 from pallas_kernels.errors import KernelArgumentError
 from pallas_kernels.reference import messages as reference
 from pallas_kernels.reference.index_message import index_message as reference_of_index
-from pallas_kernels.reference.messages import SINGLE, row_words
+from pallas_kernels.reference.layout import SINGLE
+from pallas_kernels.reference.messages import row_words
 from pallas_kernels.reference.specs import (
     TRAVELS,
     MessageSpec,

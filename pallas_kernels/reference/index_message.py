@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import rank_select
-from pallas_kernels.reference.messages import Run, cut_strings, padded, row_ends
+from pallas_kernels.reference.layout import Run
+from pallas_kernels.reference.messages import cut_strings, padded, row_ends
 
 
 def index_message(message, numbers, *, spec):

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.reference import messages as in_reference
-from pallas_kernels.reference.messages import (
+from pallas_kernels.reference import layout
+from pallas_kernels.reference.layout import (
     MOST_FLAT,
     Places as Places,
     mark as mark,
@@ -26,6 +26,8 @@ from pallas_kernels.reference.specs import MessageSpec
 from sparsejax.branches import at_number
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
+from sparsejax.wire.channels import Route
+from sparsejax.wire.collectives import Sent
 from sparsejax.wire.ladder import Ladder
 
 
@@ -55,6 +57,8 @@ class Form:
         rows: The number of messages of a buffer.
         room: The number of words of each message in a buffer.
         longest: The words of the longest string or bitmap; all searches have this length.
+        begins: The offset of the values in a message of each rung, in words.
+        prefix: The most words that precede the values of a message.
     """
 
     def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any, rows: int):
@@ -76,6 +80,7 @@ class Form:
         self.longest = max(1, *strings)
         begins = [1 + string + lane for string, lane in zip(strings, lanes, strict=True)]
         whole = max(begins) + self.unit_words(ladder.top)
+        self.begins = begins
         self.spare = max(*tails, whole, 1 + self.longest, 1 + max(strings) + spill)
         # After the longest message there is room for one plane, and for a string of a part
         # of one block: messages that do not send these write them there.
@@ -124,6 +129,11 @@ class Form:
         ]
 
     @property
+    def prefix(self) -> int:
+        """See the class."""
+        return max(1 + self.longest, *self.begins)
+
+    @property
     def spec(self) -> MessageSpec:
         """The static properties of messages, for the operations of `pallas_kernels`."""
         return MessageSpec(
@@ -155,11 +165,11 @@ class Form:
 
     def to_words(self, values: jax.Array) -> jax.Array:
         """Converts values [parts, entries, *shape] to uint32 [parts, words]."""
-        return in_reference.to_words(values)
+        return layout.to_words(values)
 
     def from_words(self, words: jax.Array, entries: int) -> jax.Array:
         """Converts uint32 [parts, words] to values; inverts `to_words`."""
-        values = in_reference.from_words(words, self.dtype)
+        values = layout.from_words(words, self.dtype)
         return values.reshape(words.shape[0], entries, *self.shape)
 
 
@@ -255,6 +265,63 @@ class Lengths(NamedTuple):
     def last_places(self) -> jax.Array:
         """The offsets of the parts of the last message: see `Places`."""
         return self.numbers[self.at_last + 2 :]
+
+
+class MessageCost(NamedTuple):
+    """The bytes and rounds of messages of a ladder on a route.
+
+    Attributes:
+        ladder: The message sizes.
+        route: The messages that a collective sends.
+    """
+
+    ladder: Ladder
+    route: Route
+
+    @property
+    def wire_bytes(self) -> np.ndarray:
+        """float32 [rungs], the bytes that one rank sends in messages of each size."""
+        sizes = [rung.words for rung in self.ladder.rungs]
+        return np.array([self.route.bytes(words) for words in sizes], np.float32)
+
+    def payload(self, expected, first, length, rung) -> jax.Array:
+        """Returns the bytes that entries `first` to `first + length` of parts need."""
+        here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
+        return self.route.messages * jnp.mean(self.ladder.needed_bytes(here, rung))
+
+    def at_once(self, lengths, counts, typical, pieces=None) -> Sent:
+        """Returns the bytes, rounds and counts of a stage that sends all at once.
+
+        Args:
+            lengths: The lengths of the messages.
+            counts: int32 [sources], the number of entries of each source.
+            typical: The counts for the payload, as for `transmit`.
+            pieces: The pieces of the messages of each rung; None if messages are not split.
+        """
+        ladder, expected = self.ladder, counts if typical is None else typical
+        sent, longest = self.wire_bytes, np.int32(len(ladder.rungs) - 1)
+        before = lax.div(lengths.first, np.int32(ladder.top))
+        # The messages before the last one hold the first `lengths.first` entries of a part.
+        payload = ladder.needed_bytes(jnp.minimum(expected, lengths.first), longest)
+        headers = (before - 1) * ladder.needed_bytes(jnp.float32(0), longest)
+        payload = self.route.messages * (jnp.mean(payload) + headers)
+        payload = jnp.where(before > 0, payload, 0)
+        payload += self.payload(expected, lengths.first, lengths.rest, lengths.rung)
+        if pieces is None:
+            last, follow = jnp.asarray(sent)[lengths.rung], before + 1
+        else:
+            words = lambda piece: piece.words.stop - piece.words.start
+            cost = lambda piece: self.route.bytes(words(piece))
+            sent = np.array([sum(map(cost, each)) for each in pieces], np.float32)
+            counts_of = np.array([len(each) for each in pieces], np.float32)
+            # One table, since a lookup in each of two would be a kernel of its own.
+            last, more = jnp.asarray(np.stack([sent, counts_of]))[:, lengths.rung]
+            follow = before * counts_of[-1] + more
+        wire = before * sent[-1] + last
+        rounds = self.route.waits * follow
+        nothing = lengths.need == 0
+        wire, payload, rounds = (jnp.where(nothing, 0, x) for x in (wire, payload, rounds))
+        return Sent(wire, payload, rounds.astype(jnp.float32), counts)
 
 
 def whole_tiles(entries: int, tile: int) -> int:

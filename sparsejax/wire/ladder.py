@@ -109,6 +109,10 @@ class Ladder:
         """Returns the number of pieces in which the values of a message are sent."""
         return 1 if self.piece is None else max(1, round(rung.words / self.piece))
 
+    def is_long(self, rung: Rung) -> bool:
+        """Whether a message has more than a third of the entries of the longest."""
+        return _NEAR * rung.capacity > self.top
+
     @property
     def top(self) -> int:
         """The capacity of the longest message, in entries."""

@@ -40,6 +40,9 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.backends import auto_prefers
+from pallas_kernels.platforms import policy
+from pallas_kernels.reference.layout import Prefix
+from pallas_kernels.reference.messages import padded
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.branches import switch, together
 from sparsejax.units.bits import Slots
@@ -47,7 +50,7 @@ from sparsejax.units.units import Source
 from sparsejax.wire import at_once, channels, index_codes, tiles
 from sparsejax.wire.at_once import Into
 from sparsejax.wire.collectives import Sent, unseen_numbers
-from sparsejax.wire.formats import Form, Lengths
+from sparsejax.wire.formats import Form, Lengths, MessageCost
 from sparsejax.wire.ladder import Ladder
 from sparsejax.wire.sizes import sender
 
@@ -67,12 +70,15 @@ class Fold(NamedTuple):
             once, and the number of the sender of each.
         into: The same operation as `add`, in a form that kernels know, if the result is one
             array: on GPUs it replaces `add`. Values are cast to the dtype of the result.
+        finish: A function of the result, which returns what `transmit` returns. On GPUs it
+            is part of the program that unpacks the last message, so that XLA can fuse it.
     """
 
     start: Any
     add: Callable[[Any, jax.Array, jax.Array, jax.Array], Any]
     in_order: bool = False
     into: Into | None = None
+    finish: Callable[[Any], Any] = lambda result: result
 
 
 def transmit(
@@ -113,10 +119,10 @@ def transmit(
         buffer = lax.switch(rung, senders, stage.pack_tiles(*here), *rows)
         message, counts = stage.received(buffer)
         carry = stage.unpack_tiles(message, counts, *here, carry)
-        payload = stage.payload(counts if typical is None else typical, *here)
+        payload = stage.cost.payload(counts if typical is None else typical, *here)
         # wire, payload and rounds in one array, so that the loop carries and adds one.
         waits = np.float32(stage.channel.route.waits)
-        more = [jnp.asarray(stage.wire_bytes)[rung], payload, waits]
+        more = [jnp.asarray(stage.cost.wire_bytes)[rung], payload, waits]
         return first + length, carry, sums + jnp.stack(more), counts
 
     counts = jnp.zeros(stage.channel.sources, jnp.int32)
@@ -127,7 +133,7 @@ def transmit(
     state = jnp.int32(0), stage.start, sums, counts
     state = lax.while_loop(lambda state: state[0] < need, one_round, state)
     _, carry, (wire, payload, rounds), counts = state
-    return carry, Sent(wire, payload, rounds, counts)
+    return fold.finish(carry), Sent(wire, payload, rounds, counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,11 +170,10 @@ class _Transmission:
         """The message sizes."""
         return self.form.ladder
 
-    @functools.cached_property
-    def wire_bytes(self) -> np.ndarray:
-        """float32 [rungs], the bytes that one rank sends in messages of each size."""
-        sizes = [rung.words for rung in self.ladder.rungs]
-        return np.array([self.channel.route.bytes(words) for words in sizes], np.float32)
+    @property
+    def cost(self) -> MessageCost:
+        """The cost of messages on the channel's route."""
+        return MessageCost(self.ladder, self.channel.route)
 
     @property
     def received_axes(self) -> frozenset[str]:
@@ -198,6 +203,24 @@ class _Transmission:
         missing = self.form.rows - len(self.slots.counts)
         return as_varying(jnp.pad(message, ((0, missing), (0, 0))), self.axes)
 
+    @property
+    def by_size(self) -> bool:
+        """Whether values are packed on each side of the switch, in messages of one size."""
+        return policy().scatters
+
+    def prefix(self, numbers, at=0) -> Prefix:
+        """Packs the words of this rank's messages that precede values."""
+        spec, words = dataclasses.replace(self.form.spec, at=at), self.form.prefix
+        return at_once.prefix(spec, self.slots, self.source, numbers, words)
+
+    def sent(self, at: int, number: int, prefix: Prefix) -> jax.Array:
+        """Adds values to a prefix, sends the messages of one rung, and returns received."""
+        room, begin = self.ladder.rungs[number].capacity, self.form.begins[number]
+        spec = dataclasses.replace(self.form.spec, at=at)
+        message = at_once.with_values(spec, prefix, self.source, begin, room)
+        message = as_varying(message, self.axes)
+        return as_varying(self.channel.send(message), self.axes)
+
     def pack_tiles(self, first, length, rung) -> jax.Array:
         """Packs this rank's messages, consecutive entries of each part, tile by tile."""
         run = tiles.TileRun(first, length, self.form.places(rung))
@@ -207,11 +230,6 @@ class _Transmission:
         """Folds the entries of the messages received into `carry`, tile by tile."""
         run = tiles.TileRun(first, length, self.form.places(rung))
         return tiles.unpack(self.form, message, counts, run, self.fold, carry)
-
-    def payload(self, expected, first, length, rung) -> jax.Array:
-        """Returns the bytes that entries `first` to `first + length` of parts need."""
-        here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
-        return self.channel.route.messages * jnp.mean(self.ladder.needed_bytes(here, rung))
 
     def at_once(self, need, typical) -> tuple[Any, Sent]:
         """Sends rounds of the longest message, if needed, and then one message.
@@ -223,14 +241,15 @@ class _Transmission:
         if at_once.in_branches(self.form, self.channel.sources, self.fold):
             return self.in_branches(need, typical)
         lengths = Lengths.of(self.form, need)
-        message = self.pack_whole(lengths.numbers, lengths.at_first)
-        groups = at_once.groups(self.form, self.fold)
+        numbers = lengths.numbers, lengths.at_first
+        message = self.prefix(*numbers) if self.by_size else self.pack_whole(*numbers)
+        groups = at_once.groups(self.form, self.fold, self.channel.sources)
         ways = [functools.partial(self.of_group, lengths, group) for group in groups]
         of_sides = np.repeat(np.arange(len(groups)), [len(g.sides) for g in groups])
         side = lengths.side(len(self.ladder.rungs))
         number = jnp.asarray(of_sides, jnp.int32)[side]
         result, counts = switch(number, ways, message) if ways[1:] else ways[0](message)
-        return result, self._sent_at_once(lengths, counts, typical)
+        return result, self.cost.at_once(lengths, counts, typical)
 
     def of_group(self, lengths, group, message) -> tuple[Any, jax.Array]:
         """Sends and unpacks messages by a switch over the sides of one group of sizes.
@@ -242,16 +261,21 @@ class _Transmission:
         Args:
             lengths: The lengths of the messages.
             group: One of `at_once.groups`.
-            message: uint32 [rows, room], this rank's first messages.
+            message: uint32 [rows, room], this rank's first messages; or their `Prefix`,
+                where values are written by size.
 
         Returns:
             The result of the fold, and the number of entries of each sender.
         """
-        top, room, senders = self.ladder.top, group.form.room, self.senders
+        top, room, senders = self.ladder.top, group.room, self.senders
         # Without the barrier XLA recomputes a constant start, such as zeros, on every side.
         start = lax.optimization_barrier(self.start)
         cut = lambda send: lambda message, start: (send(message)[:, :room], start)
-        unpack = functools.partial(group.unpack, group.form)
+        alone = senders
+        if self.by_size:
+            cut = lambda send: lambda prefix, start: (padded(send(prefix), room), start)
+            sent = functools.partial(self.sent, lengths.at_first)
+            alone = [functools.partial(sent, i) for i in range(len(senders))]
 
         def nothing(message, start):
             del message
@@ -260,12 +284,14 @@ class _Transmission:
 
         def several(message, start):
             longest = self.form.places(np.int32(len(senders) - 1))
+            if self.by_size:
+                message = self.pack_whole(lengths.numbers, lengths.at_first)
 
             def turn(state):
                 first, carry, message = state
                 arrived, _ = self.received(senders[-1](message))
                 run = at_once.run_of(first, np.int32(top), longest)
-                carry = unpack(arrived, run, self.fold, carry, 0)
+                carry = group.unpack(arrived, run, self.fold, carry, 0)
                 first, left = first + top, lengths.need - first - top
                 # Only the last message, for the rest, may be shorter.
                 places = jnp.where(left > top, longest, lengths.last_places)
@@ -278,13 +304,14 @@ class _Transmission:
             finals = [senders[number] for number in self.ladder.finals]
             return lax.switch(lengths.final, finals, message), carry
 
-        sides = [nothing, *map(cut, senders), several]
+        sides = [nothing, *map(cut, alone), several]
         sides = [sides[number] for number in group.sides]
         side = lengths.side(len(senders)) - np.int32(group.sides.start)
         arrived, carry = lax.switch(side, sides, message, start)
         arrived, counts = self.received(arrived)
         at = lengths.at_last
-        return unpack(arrived, lengths.numbers, self.fold, carry, at), counts
+        result = group.unpack(arrived, lengths.numbers, self.fold, carry, at)
+        return self.fold.finish(result), counts
 
     def in_branches(self, need, typical) -> tuple[Any, Sent]:
         """Does as `at_once`, where one kernel packs messages of all sizes and one unpacks.
@@ -322,7 +349,8 @@ class _Transmission:
         with auto_prefers("triton"):
             carry, counts = lax.switch(side, sides, start, lengths.numbers)
         pieces = [form.pieces(number) for number in range(len(ladder.rungs))]
-        return carry, self._sent_at_once(lengths, counts, typical, pieces)
+        sent = self.cost.at_once(lengths, counts, typical, pieces)
+        return self.fold.finish(carry), sent
 
     def taker(
         self, number: int, ends: jax.Array, alone: bool
@@ -362,37 +390,3 @@ class _Transmission:
             return carry, head.counts
 
         return take
-
-    def _sent_at_once(self, lengths, counts, typical, pieces=None):
-        """Returns the bytes, rounds and counts of a stage that sends all at once.
-
-        Args:
-            lengths: The lengths of the messages.
-            counts: int32 [sources], the number of entries of each source.
-            typical: The counts for the payload, as for `transmit`.
-            pieces: The pieces of the messages of each rung; None if messages are not split.
-        """
-        ladder, expected = self.ladder, counts if typical is None else typical
-        sent, longest = self.wire_bytes, np.int32(len(ladder.rungs) - 1)
-        before = lax.div(lengths.first, np.int32(ladder.top))
-        # The messages before the last one hold the first `lengths.first` entries of a part.
-        payload = ladder.needed_bytes(jnp.minimum(expected, lengths.first), longest)
-        headers = (before - 1) * ladder.needed_bytes(jnp.float32(0), longest)
-        payload = self.channel.route.messages * (jnp.mean(payload) + headers)
-        payload = jnp.where(before > 0, payload, 0)
-        payload += self.payload(expected, lengths.first, lengths.rest, lengths.rung)
-        if pieces is None:
-            last, follow = jnp.asarray(sent)[lengths.rung], before + 1
-        else:
-            words = lambda piece: piece.words.stop - piece.words.start
-            cost = lambda piece: self.channel.route.bytes(words(piece))
-            sent = np.array([sum(map(cost, each)) for each in pieces], np.float32)
-            counts_of = np.array([len(each) for each in pieces], np.float32)
-            # One table, since a lookup in each of two would be a kernel of its own.
-            last, more = jnp.asarray(np.stack([sent, counts_of]))[:, lengths.rung]
-            follow = before * counts_of[-1] + more
-        wire = before * sent[-1] + last
-        rounds = self.channel.route.waits * follow
-        nothing = lengths.need == 0
-        wire, payload, rounds = (jnp.where(nothing, 0, x) for x in (wire, payload, rounds))
-        return Sent(wire, payload, rounds.astype(jnp.float32), counts)

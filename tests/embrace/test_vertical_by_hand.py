@@ -266,7 +266,7 @@ def test_flushing_and_settling_what_is_not_theirs():
 def test_arguments():
     with pytest.raises(ArgumentError, match=r"replicated must be .*'ring'"):
         sparsejax.embrace_sync(replicated="ring")
-    with pytest.raises(ArgumentError, match=r"capacity must be .* 0"):
+    with pytest.raises(ArgumentError, match=r"delayed must be .* 0"):
         sparsejax.embrace_sync(delayed=0)
     with pytest.raises(ArgumentError, match="reduce"):
         sparsejax.embrace_sync(reduce="median")

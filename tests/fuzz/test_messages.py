@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from pallas_kernels.reference.messages import Run
+from pallas_kernels.reference.layout import Run
 from sparsejax.wire.index_codes import CODES
 from tests import edits
 from tests.edits import Edit

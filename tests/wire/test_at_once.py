@@ -11,6 +11,7 @@ from pallas_kernels import rank_select
 from pallas_kernels.reference import slots
 from sparsejax import schemes
 from sparsejax.wire import at_once, ladder
+from sparsejax.wire.at_once import size_groups, unpacking
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES
 from tests.schemes import test_two_level
@@ -121,7 +122,7 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
         for density in (0, 0.05, 0.55, 1)
     ]
     wanted_of = [plain(x) for x in inputs]
-    monkeypatch.setattr(at_once, "unpacks_in_kernels", lambda *_, **__: True)
+    monkeypatch.setattr(unpacking, "unpacks_in_kernels", lambda *_, **__: True)
     monkeypatch.setattr(ladder.Ladder, "pieces_of", lambda steps, rung: 3)
     with helpers.for_gpus():  # by traces of its own
         summed = helpers.ranked(lambda x: run(x), RANKS)
@@ -151,7 +152,7 @@ def test_each_group_of_sizes_has_a_program_that_unpacks_it(monkeypatch):
         helpers.gradients(ranks, size, density, seed=5)
         for density in (0.0, 0.0005, 0.003, 0.012, 0.05, 0.1)
     ]
-    monkeypatch.setattr(at_once, "_FEW_UNITS", size - 1)
+    monkeypatch.setattr(size_groups, "_FEW_UNITS", size - 1)
     monkeypatch.setattr(ladder, "_FEW", 1 << 12)  # of which few are short
 
     def totals():
@@ -174,10 +175,10 @@ def test_each_group_of_sizes_has_a_program_that_unpacks_it(monkeypatch):
         helpers.assert_same_on_all_ranks(total)
         np.testing.assert_array_equal(total[0], helpers.total(x))
     # An array of so few goes by one program.
-    monkeypatch.setattr(at_once, "_FEW_UNITS", size)
+    monkeypatch.setattr(size_groups, "_FEW_UNITS", size)
     for total, other in zip(found, totals(), strict=True):
         np.testing.assert_array_equal(total, other)
-    monkeypatch.setattr(at_once, "_FEW_UNITS", size - 1)
+    monkeypatch.setattr(size_groups, "_FEW_UNITS", size - 1)
     monkeypatch.setattr(at_once, "groups", marked)
     added = [
         float(other[0][total[0] == 0].min())

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.reference import messages as in_reference
+from pallas_kernels.reference import layout
 from sparsejax.units import bits
 from sparsejax.units.bits import Slots
 from sparsejax.wire import channels, collectives, index_codes, ladder, messages
@@ -123,7 +123,7 @@ def test_numbers_of_64_bits_change_nothing():
 
 
 def test_messages_that_int32_cannot_number_as_one_row_are_written_by_two(monkeypatch):
-    monkeypatch.setattr(in_reference, "MOST_FLAT", 0)
+    monkeypatch.setattr(layout, "MOST_FLAT", 0)
     test_a_message_is_what_its_format_says("coo8", 33, 40, 16)
 
 

@@ -52,7 +52,7 @@ class SparseScheme(base.Scheme):
         dense = (n - 1) * count * unit_bytes(x, wire.travelling(x.dtype))
 
         def by_entries(x):
-            total, push = stages.by_entries(x, known, comes_back=False)
+            total, push = stages.by_entries(x, known, stages.travelling)
             return total[:count].astype(x.dtype), push
 
         def densely(x):

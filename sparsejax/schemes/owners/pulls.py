@@ -208,8 +208,15 @@ class Pull(abc.ABC):
 class PullEntries(Pull):
     """A pull of entries, or of dense sums where these take no more bytes."""
 
-    def __call__(self, owned, totals, instead: Fallback | None = None):
-        sets = Slots.of(bits.of_units(totals)[None])
+    def __call__(
+        self,
+        owned,
+        totals,
+        instead: Fallback | None = None,
+        present: jax.Array | None = None,
+    ):
+        words = bits.of_units(totals) if present is None else bits.pack(present)
+        sets = Slots.of(words[None])
         fullest, agreed = owned.wire.maximum(sets.counts[0])
         by_entries, entry_bytes, cost = self.by_entries(owned, totals, sets, fullest)
         if instead is not None:

@@ -31,6 +31,7 @@ chooses among entries, all sums, and, if nothing was pushed, the all-reduce.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,6 +50,7 @@ from sparsejax.schemes.owners.pulls import (
     PullEntries,
     nonzero_units,
 )
+from sparsejax.units import bits
 from sparsejax.units.bits import Slots
 from sparsejax.units.ownership import Layout
 from sparsejax.units.ownership.memory import PartMemory
@@ -193,10 +195,10 @@ class Stages:
         both stages would keep the bits of the pushed set in memory during the pull.
         """
         pays = self._pays(known)
-        push = functools.partial(self.by_entries, known=known, comes_back=False)
+        push = functools.partial(self.by_entries, known=known, finish=self._with_flags)
         like = jax.eval_shape(push, x)
         nothing = lambda x: jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), like)
-        totals, pushed = branches.cond(pays, push, nothing, x)
+        (totals, present), pushed = branches.cond(pays, push, nothing, x)
 
         def all_reduce(x):
             total, _, half, units, _ = self._all_reduce(x, known)
@@ -204,18 +206,20 @@ class Stages:
 
         assert isinstance(self.way, PullEntries)
         instead = Fallback(~pays, all_reduce, x, x.dtype)
-        pulled = self.way(self.owned, totals, instead)
+        pulled = self.way(self.owned, totals, instead, present)
         push = jax.tree.map(lambda a, b: jnp.where(pays, a, b), pushed, pulled.stage)
         return pulled.total, push, pulled.stage, pulled.units, pulled.scalars
 
-    def by_entries(self, x: Units, known: Counts, comes_back: bool = True) -> Any:
+    def by_entries(
+        self, x: Units, known: Counts, finish: Callable[[jax.Array], Any] | None = None
+    ) -> Any:
         """Sends entries to their owners, which add them up, and the sums to all ranks.
 
         Args:
             x: The units.
             known: The result of `count` for these units.
-            comes_back: Whether the sums are sent to all ranks. If not, the results are this
-                owner's sums, [width, ...], in the dtype of the wire, and the push stage.
+            finish: A function of this owner's sums, [width, ...]. If given, the sums are
+                not sent to all ranks: the results are what it returns, and the push stage.
         """
         n, width = self.layout.ranks, self.layout.width
         if known.units is not None:
@@ -237,16 +241,25 @@ class Stages:
                 add,
                 in_order=ordered.is_ordered(self.wire, x.axes),
                 into=messages.Into(),
+                finish=finish or self.travelling,
             ),
             typical=known.most.astype(jnp.float32)[None] / n,
         )
-        totals = totals.astype(self.owned.dtype)
         push = base.stage_of(pushed, known.imbalance)
-        if not comes_back:
+        if finish is not None:
             return totals, push
         pulled = self.way(self.owned, totals)
         total = pulled.total.astype(x.dtype)
         return total, push, pulled.stage, pulled.units, pulled.scalars
+
+    def travelling(self, totals: jax.Array) -> jax.Array:
+        """Casts this owner's sums to the dtype of the wire."""
+        return totals.astype(self.owned.dtype)
+
+    def _with_flags(self, totals):
+        """Casts sums, and returns which rows are non-zero: one kernel computes both."""
+        totals = self.travelling(totals)
+        return totals, bits.nonzero_units(totals) if totals.ndim > 1 else None
 
     def _source(self, x, known):
         """Returns the source of the values of this rank's sets, and of their slots."""
