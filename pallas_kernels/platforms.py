@@ -7,30 +7,16 @@ an exchange. A program that is traced for one platform cannot be lowered for ano
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractDevice, AbstractMesh
 
 
 def traced_for() -> str | None:
     """Returns the platform of the current mesh; None if it is unknown."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return getattr(device, "platform", None)
-
-
-def described(platform: str) -> AbstractContextManager[Any]:
-    """Returns a context in which a platform is traced for, and forecasts are made for it.
-
-    Args:
-        platform: "cpu", "gpu", "tpu", or another that JAX names.
-    """
-    device = AbstractDevice(device_kind=platform, num_cores=None, platform=platform)
-    mesh = AbstractMesh((1,), ("device",), abstract_device=device)
-    return jax.sharding.use_abstract_mesh(mesh)
 
 
 class Policy(NamedTuple):
@@ -104,32 +90,3 @@ def by_platform(
     if platform is None:
         return lax.platform_dependent(*operands, **own, default=default)
     return own.get(platform, default)(*operands)
-
-
-def alone(
-    count: jax.Array, function: Callable[[], Any], cond: Callable[..., Any] = lax.cond
-) -> Any:
-    """Computes a function in kernels of its own, where XLA:CPU would fuse it.
-
-    XLA:CPU fuses a gather with the computation of its indices and with the uses of its
-    result into one loop. No part of that loop is vectorized, and an entry takes 50 ns,
-    where it takes 5 ns in three loops. An index that is used twice is computed twice, from
-    arrays that are kept for it, and an array that is read in several such loops is copied
-    before it is written. A branch that is always taken prevents the fusion: XLA cannot
-    infer that a count is never negative.
-
-    Args:
-        count: A traced number that is never negative.
-        function: A function without arguments that returns arrays.
-        cond: The `cond` to use, where arrays may vary over mesh axes.
-    """
-    like = jax.eval_shape(function)
-    zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    return cond(count >= 0, function, zeros)
-
-
-def alone_on_cpus(
-    count: jax.Array, function: Callable[[], Any], cond: Callable[..., Any] = lax.cond
-) -> Any:
-    """Applies `alone` on CPUs; on other platforms it just calls the function."""
-    return by_platform(cpu=lambda: alone(count, function, cond), default=function)

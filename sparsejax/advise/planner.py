@@ -19,14 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import platforms
 from sparsejax import arguments, schemes
 from sparsejax.advise.network import check_network
 from sparsejax.advise.plan import LeafPlan, Plan
 from sparsejax.advise.profile import LeafProfile, load_of
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import LossyScheme, Scheme
-from sparsejax.schemes.forecast import Load, Network
+from sparsejax.schemes.forecast import Load, Network, for_platform
 from sparsejax.state import sharded, tree
 from sparsejax.transforms.buckets import ByRules, Rules, check_rules
 from sparsejax.wire import index_codes
@@ -106,7 +105,7 @@ def make_plan(
                 profiles, path, units, bucket.shape, leaves[i].dtype, ranks * inner
             )
             loads[i] = load.part(inner) if inner > 1 else load
-            with platforms.described(jax.default_backend()):
+            with for_platform(jax.default_backend()):
                 scheme, note = _fastest(loads[i], options, network)
             choices[i] = (scheme, unit, note)
             by_scheme.setdefault(scheme, []).append(i)

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.platforms import alone, policy
+from pallas_kernels.platforms import policy
 from sparsejax import branches
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.chunked import listing
@@ -206,7 +206,7 @@ def _alone(views, function):
     XLA:CPU would compute each number where it is moved to, without vectors.
     """
     count = magnitudes.keys(views[0][0, 0, 0, 0, 0]).astype(jnp.int32)
-    return alone(count, function, branches.cond)
+    return branches.alone(count, function, branches.cond)
 
 
 def _filled(above, equal, k):

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.platforms import alone_on_cpus
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.branches import cond
+from sparsejax.branches import alone_on_cpus, cond
 
 
 # Lists of fewer rows are worked on at once.
@@ -72,7 +71,7 @@ class Tile:
     def apart(self, function: Callable[[], Any]) -> Any:
         """Computes a function in kernels of its own on CPUs.
 
-        See `platforms.alone`: what is made of a tile is separate from how it was gathered.
+        See `branches.alone_on_cpus`: a tile is gathered separately from its uses.
         """
         types = axes_of(self._number)
         return as_varying(alone_on_cpus(self._number, function, cond), types)

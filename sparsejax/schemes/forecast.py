@@ -3,21 +3,35 @@
 A `Load` describes an array to sum: the number and the width of its units, and how many of
 them are non-zero on one rank and in sums over 2, 4, 8, ... ranks. From it each scheme
 forecasts the bytes that one rank sends, in the message sizes and index codes that it would
-use, so that a forecast from true counts equals the bytes that `wire` counts in a run on
-CPUs. Messages on GPUs have other sizes (`wire.ladder`), which are not forecast. A forecast
-has the bytes and the number of messages that wait for one another, but not the time of
-packing and unpacking.
+use, so that a forecast from true counts equals the bytes that `wire` counts in a run.
+Message sizes and the choice of a dense sum differ by platform: a forecast is for that of
+CPUs, or inside `for_platform` for another. A forecast has the bytes and the number of
+messages that wait for one another, but not the time of packing and unpacking.
 """
 
 import dataclasses
 import math
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractDevice, AbstractMesh
 
 from sparsejax import arguments
 from sparsejax.errors import ArgumentError
 from sparsejax.wire import collectives
+
+
+def for_platform(platform: str) -> AbstractContextManager[Any]:
+    """Returns a context in which forecasts are made for a platform.
+
+    Args:
+        platform: "cpu", "gpu", "tpu", or another that JAX names.
+    """
+    device = AbstractDevice(device_kind=platform, num_cores=None, platform=platform)
+    mesh = AbstractMesh((1,), ("device",), abstract_device=device)
+    return jax.sharding.use_abstract_mesh(mesh)
 
 
 @dataclasses.dataclass(frozen=True)

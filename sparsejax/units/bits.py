@@ -52,6 +52,26 @@ class Slots(NamedTuple):
         return varying_axes(self.words)
 
 
+def bitmaps_of(slots: jax.Array, is_there: jax.Array, words: int) -> jax.Array:
+    """Returns the bitmaps of lists of slots, uint32 [lists, words].
+
+    They are sums of one bit for each slot: a slot that occurs twice in a list carries over,
+    and then fewer bits are set than there are slots.
+
+    Args:
+        slots: int32 [lists, k].
+        is_there: Booleans [lists, k], which of the slots are real.
+        words: The number of words of a bitmap.
+    """
+    lists = len(slots)
+    first = words * lax.broadcasted_iota(jnp.int32, (lists, 1), 0)
+    word = jnp.where(is_there, first + (slots >> 5), lists * words)
+    one = jnp.uint32(1) << (slots & (WORD - 1)).astype(jnp.uint32)
+    found = jnp.zeros(lists * words, jnp.uint32).at[word.reshape(-1)]
+    found = found.add(one.reshape(-1), mode="drop", wrap_negative_indices=False)
+    return found.reshape(lists, words)
+
+
 def of_units(x: jax.Array) -> jax.Array:
     """Packs flags of the non-zero units of x [units, ...], for a multiple of 32 units."""
     return bitmap_encode(x) if x.ndim == 1 else pack(nonzero_units(x))

@@ -14,7 +14,6 @@ from jax import lax
 
 from pallas_kernels import platforms, rank_select
 from pallas_kernels.platforms import policy
-from pallas_kernels.reference.bitmap import bitmaps_of
 from pallas_kernels.reference.ordered import add_repeated
 from pallas_kernels.types import untyped
 from sparsejax import branches
@@ -151,7 +150,7 @@ def _merged(ids, *, height, room):
         place = rank_select.rank_of(index, jnp.where(inside, ids, 0))
         return jnp.where(inside, place, room)
 
-    places = platforms.alone_on_cpus(count, find)
+    places = branches.alone_on_cpus(count, find)
     # The ids are scattered to their places: a search for the flags takes three times as
     # long.
     found = jnp.full(room, height, jnp.int32).at[places].set(ids, mode="drop")
@@ -248,4 +247,4 @@ def _has_each_once(ids, nowhere):
 
 def _bits_of(lists, nowhere):
     """Returns the sum of one bit for each key; a key that occurs twice carries over."""
-    return bitmaps_of(lists, lists < nowhere, nowhere // bits.WORD + 1)
+    return bits.bitmaps_of(lists, lists < nowhere, nowhere // bits.WORD + 1)

@@ -21,9 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.platforms import alone
 from pallas_kernels.types import as_varying, varying_axes, without_types
-from sparsejax.branches import at_number
+from sparsejax.branches import alone, at_number
 from sparsejax.units import bits
 from sparsejax.units.bits import Slots
 from sparsejax.units.units import Source

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import optax
 
-from pallas_kernels import platforms
+from pallas_kernels.platforms import policy
 from sparsejax import schemes
 from sparsejax.advise import codec
 from sparsejax.advise.explain import advice, printed, reading
@@ -26,6 +26,7 @@ from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, row_of
 from sparsejax.advise.network import check_network
 from sparsejax.arguments import check_one_of
 from sparsejax.errors import ArgumentError
+from sparsejax.schemes import forecast
 from sparsejax.schemes.base import LossyScheme
 from sparsejax.schemes.forecast import Network
 
@@ -156,7 +157,7 @@ def explain(
     _check_levels(groups, isinstance(ranks, tuple))
     times = SchemeTimes(network, inner)
     platform = platform or jax.default_backend()
-    with platforms.described(platform):
+    with forecast.for_platform(platform):
         groups = list(map(_suited, groups))
         rows = tuple(row_of(group, times) for group in groups)
         return Explanation(
@@ -174,7 +175,7 @@ def explain(
 def _suited(group: reading.Group) -> reading.Group:
     """The group with the dense sum that `schemes.or_dense.suited` gives it."""
     is_listed = group.unit == "element" and not group.shared and group.load.ranks > 1
-    if platforms.policy().numbers or not is_listed:
+    if policy().numbers or not is_listed:
         return group
     if isinstance(group.scheme, schemes.AllReduce | LossyScheme):
         return group

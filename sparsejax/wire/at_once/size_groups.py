@@ -17,7 +17,6 @@ from pallas_kernels.operations.messages import (
     unpack_message,
 )
 from pallas_kernels.platforms import policy
-from pallas_kernels.reference.bitmap import bitmaps_of
 from pallas_kernels.reference.index_message import word_ranks
 from pallas_kernels.reference.layout import Run
 from pallas_kernels.reference.messages import read_message
@@ -165,7 +164,7 @@ def unpack_lists_in_order(
     spec = spec_of(form, fold, at, bitmaps=True)
     run = Run.of(numbers, spec)
     slots, _, is_there = read_message(message, run, form.spec, form.shape)
-    marks = bitmaps_of(slots, is_there, spec.longest)
+    marks = bits.bitmaps_of(slots, is_there, spec.longest)
     received, how = Received(message, word_ranks(marks)), Unpacking(fold.into.replaces)
     return unpack_message(carry, received, numbers, spec, how)
 
