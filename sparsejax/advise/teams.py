@@ -45,8 +45,8 @@ def measure_teams(
         **options: The arguments `between`, `code` and `rules` of `spardl_sync`.
 
     Returns:
-        The seconds of a synchronization by the number of teams: the median over steps, of
-        the slowest process.
+        The median seconds of a synchronization on the slowest process, by the number of
+        teams.
 
     Example:
         >>> times = sparsejax.advise.measure_teams(params, 0.01, mesh)

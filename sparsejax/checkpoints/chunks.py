@@ -54,7 +54,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 def own(x: Any) -> list[Chunk]:
     """Returns the chunks of an array that this process writes, and reads back."""
-    if not isinstance(x, jax.Array):  # a local array of each: process 0 writes its own
+    if not isinstance(x, jax.Array):  # no global array: process 0 alone writes its own
         return [Chunk((), x, ...)] if jax.process_index() == 0 else []
     shape, axis, copies = _shares(x)
     chunks = []

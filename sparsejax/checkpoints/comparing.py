@@ -54,10 +54,10 @@ def first_difference(saved: Part, fresh: Part, resizing: bool) -> Difference | N
 
 
 def _differ(
-    saved: Part, fresh: Part, path: str, alike: Callable[[Shape, Shape], bool], resizing
+    saved: Part, fresh: Part, path: str, matches: Callable[[Shape, Shape], bool], resizing
 ) -> Difference | None:
     if isinstance(saved, Array) and isinstance(fresh, Array):
-        if saved.dtype == fresh.dtype and alike(saved.shape, fresh.shape):
+        if saved.dtype == fresh.dtype and matches(saved.shape, fresh.shape):
             return None
         return Difference(path, str(saved), str(fresh), True)
     if isinstance(saved, Value) and isinstance(fresh, Value):
@@ -76,13 +76,13 @@ def _differ(
         names = ("totals", "reduction")
     else:
         found, names = None, tuple(fresh.parts)
-    if alike is not _pending and (resizing or fresh.kind is Pending):
-        alike = _ALIKE.get(fresh.kind, alike)
+    if matches is not _equal_axes and (resizing or fresh.kind is Pending):
+        matches = _MATCHES.get(fresh.kind, matches)
     for name in names:
         if found is not None:
             break
         parts = saved.parts[name], fresh.parts[name]
-        found = _differ(*parts, joined(path, name), alike, resizing)
+        found = _differ(*parts, joined(path, name), matches, resizing)
     return found
 
 
@@ -105,8 +105,8 @@ def _equal_columns(saved, fresh):
     return len(saved) == len(fresh) and saved[:-1] == fresh[:-1]
 
 
-def _pending(saved, fresh):
-    """Compares shapes of delayed rows, whose capacity may exceed that of a fresh state."""
+def _equal_axes(saved, fresh):
+    """Compares numbers of axes: the capacity of delayed rows may exceed a fresh state's."""
     return len(saved) == len(fresh)
 
 
@@ -117,11 +117,11 @@ def _equal_blocks(saved, fresh):
     return (saved[1], saved[3]) == (fresh[1], fresh[3])
 
 
-_ALIKE = {
+_MATCHES = {
     ByOwner: _equal_blocks,
     PerRank: _equal_rows,
     Sharded: _equal_columns,
-    Pending: _pending,
+    Pending: _equal_axes,
 }
 
 

@@ -94,7 +94,7 @@ class Ranks(NamedTuple):
     number: int | None
     mesh: dict[str, int]
 
-    def are_others(self, other: "Ranks") -> bool:
+    def differ_from(self, other: "Ranks") -> bool:
         """Whether two states are known to be for different numbers of ranks, or meshes."""
         if self.number is None or other.number is None:
             return False

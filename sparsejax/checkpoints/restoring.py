@@ -86,7 +86,7 @@ def _read(path, like, about):
     fresh, arrays = described(like)
     tree.check_not_donated(like, "sparsejax.restore", ", or with trainer.init(params)")
     here = ranks_of(like)
-    others = record.ranks.are_others(here)
+    others = record.ranks.differ_from(here)
     _check_same(record, fresh, here, others, folder, find(like, HELD))
     if others and any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):
         raise ArgumentError(
@@ -206,7 +206,7 @@ def _numbers(saved, found, dtype):
 
 def _leaf(saved, like, found):
     if saved.number is None and is_key(like):
-        return like  # an array of no keys
+        return like  # an array without elements
     x = _numbers(saved, found, like.dtype)
     if isinstance(like, np.ndarray | np.generic):
         return x[()] if isinstance(like, np.generic) else x

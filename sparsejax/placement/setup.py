@@ -80,7 +80,7 @@ class Setup:
 
     @contextlib.contextmanager
     def made_ready(self) -> Iterator[None]:
-        """A context that compares, at its end, the values that were added inside.
+        """Compares, at the end of a block, the values that were added inside.
 
         If the block raises, the error is sent to the others, so that they do not wait.
 

@@ -19,19 +19,20 @@ def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:
     Call it at the start of a script, after `jax.distributed.initialize`. It compares the
     versions of sparsejax, JAX, jaxlib, optax and Python; settings that decide what is
     compiled; the script's arguments; whether hosts reach one another under their names; the
-    devices of each process; and its number with the one in JAX_PROCESS_ID. In a job of one
-    process there is nothing to compare.
+    devices of each process; and its index with JAX_PROCESS_ID. In a job of one process
+    there is nothing to compare.
 
-    It uses the job's coordinator and no collective, so it ends where a collective would
-    wait forever.
+    It uses the job's coordinator and no collective, so it returns even if a collective
+    would wait forever.
 
     Args:
-        arguments: What must be equal on all processes: the script's arguments as a mapping,
-            an `argparse.Namespace` or a list of texts. Leave out what differs by rank.
+        arguments: Values that must be equal on all processes: the script's arguments as a
+            mapping, an `argparse.Namespace` or a list of strings. Leave out those that
+            differ by rank.
         timeout: Seconds to wait for the other processes.
 
     Raises:
-        JobError: On all processes, with every reason and the hosts that it is about.
+        JobError: On all processes, with every difference and the hosts concerned.
 
     Example:
         >>> sparsejax.check_job(arguments={"steps": 100, "rate": 1e-3})

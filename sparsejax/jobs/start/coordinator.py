@@ -38,7 +38,7 @@ def check_coordinator(
         address: The coordinator as "name:port", as `jax.distributed.initialize` takes it;
             None, with both numbers, for the job that a launcher has started.
         processes: The number of processes of the job.
-        process: The number of this process; 0 is the coordinator.
+        process: The index of this process; 0 is the coordinator.
         one_host: Whether all processes run on one host. A loopback address is then right.
         timeout: Seconds to wait for the name to be resolved, and for the other processes.
 
@@ -47,7 +47,7 @@ def check_coordinator(
             one of the three is not given.
         JobError: The name does not resolve on this host, or resolves to a loopback address;
             no process listens there; processes are missing or were started twice; or
-            JAX_PROCESS_ID differs from the number of a process.
+            JAX_PROCESS_ID differs from the index of a process.
 
     Example:
         >>> sparsejax.advise.check_coordinator("localhost:12345", 1, 0, one_host=True)
@@ -61,7 +61,7 @@ def check_coordinator(
         if job is None:
             return None
         address, processes, process = job
-        one_host = True  # JAX takes the same name from the launcher.
+        one_host = True  # Accept a loopback: JAX takes this name from the launcher, too.
     if address is None or processes is None or process is None:
         raise ArgumentError(
             "give check_coordinator the address, processes and process of a job together, "

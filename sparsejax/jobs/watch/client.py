@@ -102,7 +102,7 @@ class WatcherProcess:
             self._line.say(here=True)
 
     def is_to_end(self) -> bool:
-        """Waits, and returns whether this process is to end; False once all have left."""
+        """Waits for the watcher: True if this process is to end, False if all have left."""
         said = self._line.read(None)
         if said is None:
             tell("the process that watches this one has ended")
