@@ -15,10 +15,10 @@ for hundreds of small arrays, and does not say which of them it could not read.
 
 `save` reads back all arrays, and compares them with those in memory, before the folder gets
 its name. `restore` compares the description with that of a fresh state before it reads any
-array, and an error says what each of the two has where they differ. For the same number of
-ranks each device then reads its own part. For another number, state by rank is read whole,
-into host memory, and `resized` distributes it over the new ranks; all other arrays are read
-to their places directly.
+array; an error names the first part that differs, as saved and as expected. For the same
+number of ranks each device then reads its own part. For another number, state by rank is
+read whole, into host memory, and `resized` distributes it over the new ranks; all other
+arrays are read to their places directly.
 
     description   the tree of a state, and its arrays
     comparing     finds the first difference of two descriptions
