@@ -1,9 +1,9 @@
-"""What to choose: profiles, plans, forecasts, and times measured before a choice.
+"""Tools to choose a synchronization: profiles, plans, forecasts, and measured times.
 
-`explain`, `doctor`, `check_job`, `profile`, `make_plan` and `Plan` are at the top, in
-`sparsejax`. Here are the entry of a plan, profiles of a running synchronization, the number
-of teams for SparDL, DRAGONN's choice of tensors, the check of a job's coordinator, and the
-watch over a job's processes.
+`sparsejax` itself exports `explain`, `doctor`, `check_job`, `profile`, `make_plan` and
+`Plan`. This package exports the entry of a plan, profiles of a running synchronization,
+times for each number of SparDL's teams, DRAGONN's choice of tensors, the check of a job's
+coordinator, and the watch over a job's processes.
 """
 
 from sparsejax.advise.plan import LeafPlan as LeafPlan

@@ -1,12 +1,12 @@
 """Dataclasses as JSON: plans, explanations and measured costs, to be read and edited.
 
 A dataclass is an object whose keys are its fields. A field that has its default value is
-left out. A scheme or an ownership also says which class it is, under "name"; where it has
-no other keys, the name alone will do:
+left out. A scheme or an ownership also has the name of its class, under "name"; if that
+would be its only key, a string with the name may replace the object:
 
     {"name": "BalancedParallelism", "push_capacity": 512, "ownership": "MurmurHash"}
 
-`decode` checks keys and lists; what a value may be, its class checks.
+`decode` checks keys and lists; the classes check the values of their fields.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from sparsejax.units.ownership import Ownership
 
 
 def _exported(module: types.ModuleType, family: type) -> dict[str, type]:
-    """The classes of a family that a module exports and that a file may name."""
+    """Returns the classes of a family that a module exports and a file may name."""
     return {
         name: kind
         for name, kind in vars(module).items()
@@ -44,30 +44,30 @@ def _exported(module: types.ModuleType, family: type) -> dict[str, type]:
     }
 
 
-# The classes that are written with their names, by the class that they implement.
+# The families whose classes are written with their names: a noun for messages, the classes.
 _FAMILIES: dict[type, tuple[str, dict[str, type]]] = {
     Scheme: ("scheme", _exported(schemes, Scheme)),
     Ownership: ("ownership", _exported(ownership, Ownership)),
 }
 
 
-# Rules and explanations call a scheme so.
-_AS_RULES_SAY = {"dense": "AllReduce"}
+# Names of schemes in rules, by which a file may name them, too.
+_ALIASES = {"dense": "AllReduce"}
 
 
-# Bytes of a file that is read. A plan of a hundred thousand leaves has some thirty million.
+# Upper bound of the bytes of a file. A plan of 100,000 leaves has about thirty million.
 LARGEST = 64 * 2**20
 
 _LONGEST = 400  # characters of a path in a message
 
 
 def dumps(value: Any, **head: Any) -> str:
-    """A dataclass as text, with the keys of `head` before its own."""
+    """Returns a dataclass as JSON text, with the keys of `head` before its own."""
     return json.dumps({**head, **encode(value)}, indent=1)
 
 
 def encode(value: Any) -> Any:
-    """A value as lists, objects and numbers that JSON has."""
+    """Returns a value as a tree of types that JSON can encode."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         named = any(isinstance(value, family) for family in _FAMILIES)
         encoded = {"name": type(value).__name__} if named else {}
@@ -87,7 +87,7 @@ def encode(value: Any) -> Any:
 
 
 def loads(text: str | bytes, where: str) -> Any:
-    """The lists, objects and numbers of a text, which messages call `where`."""
+    """Parses JSON text, which error messages call `where`."""
     try:
         return json.loads(text)
     except (ValueError, TypeError) as error:
@@ -97,7 +97,7 @@ def loads(text: str | bytes, where: str) -> Any:
 
 
 def read(path: str | os.PathLike[str], where: str) -> bytes:
-    """What a file holds; raises where that is more than such a file can have."""
+    """Reads a file, which messages call `where`; raises if it exceeds `LARGEST` bytes."""
     name = arguments.check_path("path", path)
     with _in_words(f"{where} in {path} cannot be read"):
         with pathlib.Path(name).open("rb") as opened:
@@ -111,7 +111,7 @@ def read(path: str | os.PathLike[str], where: str) -> bytes:
 
 
 def write(path: str | os.PathLike[str], text: str, where: str) -> None:
-    """Writes a text to a file; messages call what it says `where`."""
+    """Writes text to a file; error messages call its contents `where`."""
     name = arguments.check_path("path", path)
     with _in_words(f"{where} cannot be written to {path}"):
         pathlib.Path(name).write_text(text)
@@ -126,11 +126,11 @@ def _in_words(what: str) -> Iterator[None]:
 
 
 def decode(kind: Any, given: Any, where: str) -> Any:
-    """The value that `encode` wrote, edited or not.
+    """Decodes a value that `encode` wrote, edited or not.
 
     Args:
-        kind: The type that it must have, as annotated at a field of a dataclass.
-        given: Lists, objects and numbers.
+        kind: The type of the value, as annotated at the field of a dataclass.
+        given: The parsed JSON.
         where: The name of the value in messages, such as "leaf 'w' of the plan".
     """
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
@@ -140,7 +140,7 @@ def decode(kind: Any, given: Any, where: str) -> Any:
         family, classes = _FAMILIES[kind]
         fields = {"name": given} if isinstance(given, str) else given
         name = fields.get("name") if isinstance(fields, dict) else fields
-        name = _AS_RULES_SAY.get(name, name) if isinstance(name, str) else name
+        name = _ALIASES.get(name, name) if isinstance(name, str) else name
         if not isinstance(name, str) or name not in classes:
             shown = cut(repr(name))
             close = difflib.get_close_matches(shown.strip("\"'"), classes, 1, 0.5)
@@ -164,14 +164,14 @@ def decode(kind: Any, given: Any, where: str) -> Any:
 
 
 def _built(kind: Any, given: Any, where: str) -> Any:
-    """A dataclass from the values of its fields."""
+    """Makes a dataclass from the JSON values of its fields."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     required = {k for k, default in defaults.items() if default is dataclasses.MISSING}
     check_keys(where, given, required, set(defaults) - required)
     hints = typing.get_type_hints(kind)
     values = {}
     for name, value in given.items():
-        # A scheme or an ownership says itself what it is.
+        # Messages about a scheme or an ownership name its class instead of the field.
         inside = where if hints[name] in _FAMILIES else f"{where}: {name}"
         values[name] = decode(hints[name], value, inside)
     try:
@@ -186,7 +186,7 @@ def _built(kind: Any, given: Any, where: str) -> Any:
 def check_keys(
     where: str, given: Any, required: Set[str], optional: Set[str] = frozenset()
 ) -> None:
-    """Raises unless a value is an object with the keys that it needs, and no others."""
+    """Raises unless a value is an object with all required keys, and no unknown ones."""
     if not isinstance(given, dict):
         raise ArgumentError(f"{where} must be a JSON object, got {type(given).__name__}.")
     missing = sorted(required - set(given))

@@ -1,4 +1,4 @@
-"""The network that the functions which forecast times are given."""
+"""The check of the `network` argument of functions that forecast times."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from sparsejax.schemes.forecast import Network
 
 
 def check_network(network: Any) -> None:
-    """Raises unless it is a `Network`."""
+    """Raises unless the argument is a `Network`."""
     if not isinstance(network, Network):
         raise ArgumentError(
             f"network must be a sparsejax.Network(gbit_per_s, latency_us), got {network!r}."

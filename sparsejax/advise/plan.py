@@ -1,10 +1,10 @@
 """A plan: for each leaf its scheme, unit, index codes and capacities, as a JSON file.
 
 `sparsejax.make_plan` makes one from profiles of the first steps, and
-`sparsejax.sync(plan)` follows it. A plan is made to be read and edited: a leaf's scheme is
-its class and its arguments, by name. It holds for one tree of parameters and one number of
-ranks, which is checked before anything is sent. A later step that does not fit a capacity
-takes further rounds or goes densely: the sum is exact all the same.
+`sparsejax.sync(plan)` follows it. A plan can be read and edited: a leaf's scheme is written
+as the name of its class, with its arguments by name. It is for one tree of parameters and
+one number of ranks, which are checked before anything is sent. If a later step exceeds a
+capacity, it takes further rounds or a dense sum, so the sum is exact nevertheless.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ from sparsejax.transforms.buckets import Assignment, is_part
 
 _FORMAT = 1
 
-# More ranks than there are, and more elements and axes than an array can have.
+# Upper bounds, above those of any job and array.
 _MOST_RANKS, _MOST_ELEMENTS, _MOST_AXES = 2**24, 2**62, 64
 
-# Characters of a message: what is wrong in a file may be as long as the file.
+# Characters of a message, since a wrong value in a file may be as long as the file.
 _LONGEST = 600
 
 
@@ -42,7 +42,7 @@ class LeafPlan:
         path: The leaf's path in the tree, written a/b/c.
         shape: The leaf's shape.
         dtype: The name of the leaf's dtype.
-        unit: What an index stands for: "element" or "row".
+        unit: What an index refers to: "element" or "row".
         scheme: The scheme that sums it.
         note: The reason for the choice, for readers of the file.
 
@@ -65,7 +65,7 @@ class LeafPlan:
         if not all(arguments.is_int(n, 0) for n in self.shape):
             raise ArgumentError(f"shape must hold ints of at least 0, got {self.shape}.")
         numbers = self.shape if len(self.shape) <= _MOST_AXES else (math.inf,)
-        # One by one, for a product of long numbers takes long.
+        # Check each first, because the product of very large ints is slow.
         if max(numbers, default=0) > _MOST_ELEMENTS or math.prod(numbers) > _MOST_ELEMENTS:
             raise ArgumentError(
                 f"shape has more elements than an array can have, or axes: {self.shape}."
@@ -148,7 +148,7 @@ class Plan(Assignment):
             )
 
     def check_levels(self, two_level: bool, axis_name: Any) -> None:
-        """Raises where a leaf has a scheme of two levels, and there is one axis."""
+        """Raises if a leaf has a scheme of two levels, and there is one axis."""
         levels = [leaf for leaf in self.leaves if isinstance(leaf.scheme, TwoLevel)]
         if levels and not two_level:
             raise ArgumentError(
@@ -163,7 +163,7 @@ class Plan(Assignment):
         return [by_path[path] for path in paths]
 
     def schemes(self) -> list[Scheme]:
-        """The scheme of each leaf."""
+        """Returns the scheme of each leaf."""
         return [leaf.scheme for leaf in self.leaves]
 
     def map(self, change: Callable[[Scheme], Scheme]) -> "Plan":
@@ -174,7 +174,7 @@ class Plan(Assignment):
         return dataclasses.replace(self, leaves=tuple(leaves))
 
     def __str__(self) -> str:
-        """A table, a line a leaf."""
+        """Returns the plan as a table with a line for each leaf."""
         heading = ("leaf", "shape", "unit", "scheme", "push", "pull", "note")
         rows = [heading, *(leaf.row() for leaf in self.leaves)]
         return "\n".join([f"plan for {self.ranks} ranks", "", *table(rows, {0, 2, 3, 6})])

@@ -1,13 +1,14 @@
 """Makes a plan from the densities of some steps.
 
-    profiles.append(of_step(params, batch))  # what sparsejax.profile returned
+    profiles.append(of_step(params, batch))  # the result of sparsejax.profile
     network = sparsejax.Network(gbit_per_s=25, latency_us=20)
     plan = sparsejax.make_plan(profiles, params, ranks=8, network=network)
 
-`make_plan` forecasts what each candidate would send on JAX's default platform, and takes
-for each leaf the fastest scheme. It names the index codes that are cheapest there, so that
-only those are compiled, and capacities with head-room, so that messages are as long as the
-profiled steps needed. Leaves that are exchanged together get one scheme, with room for all.
+`make_plan` forecasts the time of each candidate on JAX's default platform, and chooses the
+fastest scheme for each leaf. For Balanced Parallelism it fixes the cheapest index codes, so
+that only those are compiled, and capacities, which are the needs of the profiled steps
+times `headroom`. Leaves of a bucket with the same scheme share these, and are exchanged as
+one array.
 """
 
 import dataclasses
@@ -49,13 +50,13 @@ def make_plan(
         profiles: Results of `profile` or `profile_from_state`, one for each step. For the
             `sync` of `sparsejax.local_steps`, profiles of the offsets.
         params: The parameters, or their shapes and dtypes.
-        ranks: The number of ranks; of hosts, where there are two levels.
+        ranks: The number of ranks; for an exchange of two levels, of hosts.
         network: Bandwidth and latency between the ranks.
         candidates: The schemes to choose from besides the dense sum. If None: the two
-            optima of Zen's Theorem 1, and all entries to all ranks in one round.
+            optima of Zen's Theorem 1, and an all-gather of the entries (`AGSparse`).
         headroom: The capacity of a message, as a multiple of the largest profiled need.
-        inner: The ranks of a host, where there are two levels. The profiles are then of all
-            ranks of all hosts.
+        inner: The number of ranks of a host, for an exchange of two levels. The profiles
+            are then of all ranks of all hosts.
         rules: The rules of `sparsejax.sync`. "dense", schemes and units in them are kept.
         wire_dtype: The `wire_dtype` of `sparsejax.sync`.
 
@@ -109,7 +110,7 @@ def make_plan(
                 scheme, note = _fastest(loads[i], options, network)
             choices[i] = (scheme, unit, note)
             by_scheme.setdefault(scheme, []).append(i)
-        # Leaves of one scheme go as one array, with room for all of them.
+        # Leaves of one scheme are exchanged as one array, with capacities for all of them.
         for scheme, members in by_scheme.items():
             tight = tightened(scheme, joined([loads[i] for i in members]), headroom)
             choices |= {i: (tight, *choices[i][1:]) for i in members}
@@ -122,7 +123,7 @@ def make_plan(
 
 
 def _options(candidates, wire_dtype) -> tuple[Scheme, ...]:
-    """The schemes to choose from, the dense sum first."""
+    """Returns the schemes to choose from, the dense sum first."""
     for scheme in candidates or ():
         if not isinstance(scheme, Scheme) or isinstance(scheme, LossyScheme):
             raise ArgumentError(f"candidates must be lossless schemes, got {scheme!r}.")
@@ -136,7 +137,7 @@ def _options(candidates, wire_dtype) -> tuple[Scheme, ...]:
 
 
 def _fastest(load: Load, options: Sequence[Scheme], network: Network) -> tuple[Scheme, str]:
-    """The fastest scheme, and why; the first option is the dense sum."""
+    """Returns the fastest scheme, and a note on why; the first option is the dense sum."""
     if load.size == 0:
         return options[0], "empty"
     seconds = [scheme.forecast(load).seconds(network) for scheme in options]
@@ -152,7 +153,7 @@ def _fastest(load: Load, options: Sequence[Scheme], network: Network) -> tuple[S
 
 
 def joined(loads: Sequence[Load]) -> Load:
-    """The load of leaves that are exchanged as one array."""
+    """Returns the load of leaves that are exchanged as one array."""
     counts = zip(*(load.counts for load in loads), strict=True)
     return dataclasses.replace(
         loads[0],
@@ -164,7 +165,10 @@ def joined(loads: Sequence[Load]) -> Load:
 
 
 def tightened(scheme: Scheme, load: Load, headroom: float) -> Scheme:
-    """Balanced Parallelism with capacities and index codes for a load."""
+    """Fixes the capacities and index codes of Balanced Parallelism for a load.
+
+    Other schemes are returned unchanged.
+    """
     if not isinstance(scheme, schemes.BalancedParallelism):
         return scheme
     n = load.ranks
@@ -179,7 +183,7 @@ def tightened(scheme: Scheme, load: Load, headroom: float) -> Scheme:
         room = -(-capacity // 4) * 4
         return index_codes.cheapest(room, width, index_codes.parse(allowed)).name
 
-    # Slots in the order of hashes travel as 32 bits each, however many there are.
+    # Slots of a hash memory are not in ascending order, and need 32 bits each.
     ascend = scheme.ownership.memory is None
     push, pull = room(0, n), room(1, 1)
     return dataclasses.replace(

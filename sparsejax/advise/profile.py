@@ -1,7 +1,8 @@
 """Densities of gradients: measured in a step, or read from a running state.
 
-`profile` measures one step's gradients: how many units of each leaf one rank has, and how
-many the sums over 2, 4, ... and all ranks have. Inside `shard_map`, on local gradients:
+`profile` counts the non-zero units of each leaf in the gradients of one step: those of one
+rank, and those of the sums over 2, 4, ... and all ranks. It is called inside `shard_map`,
+on local gradients:
 
     def of_step(params, batch):
         grads = jax.grad(loss_fn)(sparsejax.local(params, "data"), batch)
@@ -11,9 +12,9 @@ many the sums over 2, 4, ... and all ranks have. Inside `shard_map`, on local gr
         of_step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
     profiles.append(of_step(params, batch))
 
-On the wire it is packed bits, a bit a unit, log2 n times, joined by "or": each about 1/32
-of a dense gradient. Where that is too much, `profile_from_state` takes what the
-metrics of a running synchronization tell, by bucket of leaves.
+On the wire: one packed bit for each unit, log2 n times, combined by "or". Each time it is
+about 1/32 of a dense gradient. If that is too much, `profile_from_state` reads the
+densities of buckets from the metrics of a running synchronization.
 """
 
 import math
@@ -44,10 +45,11 @@ class LeafProfile(NamedTuple):
     Attributes:
         counts: float32 [sums]: the non-zero units of the fullest rank, and of the fullest
             of the sums over 2, 4, ... and all ranks.
-        skewness: The units of the fullest of as many equal ranges as ranks, divided by the
-            mean, on the rank where it is largest (Zen, definition 5).
-        sum_skewness: The skewness of the sum.
-        ranks: The number of ranks.
+        skewness: float32 []: with the units divided into n equal ranges for n ranks, the
+            non-zero units of the fullest range divided by the mean, on the rank where it is
+            largest (Zen, definition 5).
+        sum_skewness: float32 []: the skewness of the sum.
+        ranks: int32 []: the number of ranks.
 
     Example:
         >>> watch = lambda grads: sparsejax.profile(sparsejax.local(grads))
@@ -75,7 +77,7 @@ def profile(
 
     Returns:
         The profile of each leaf by path, equal on all ranks, so that `out_specs=P()` fits.
-        Small leaves have none, and no `ColumnTable` has, since no synchronization sends it.
+        Small leaves have none, nor does a `ColumnTable`, which no synchronization sends.
 
     Example:
         >>> watch = lambda grads: sparsejax.profile(sparsejax.local(grads))
@@ -107,7 +109,7 @@ def profile(
 
 
 def _sparse_buckets(paths, leaves, rules) -> list[Bucket]:
-    """The buckets of leaves that `zen_sync` would not sum densely."""
+    """Returns the buckets of leaves that `zen_sync` would not sum densely."""
     buckets = ByRules(schemes.Zen(), rules).buckets(paths, leaves)
     return [b for b in buckets if not isinstance(b.scheme, schemes.AllReduce)]
 
@@ -128,8 +130,8 @@ def _measure(flags, axis_name):
     sums = [count_and_skewness(words)]
     distance = 1
     while distance < n:
-        # From the rank so far ahead: then this rank has what twice as many have. What is
-        # had twice does no harm, so any number of ranks will do.
+        # Receive from the rank `distance` ahead: then this rank has the union of twice as
+        # many ranks. Bits of a rank may be received twice, so any number of ranks is right.
         back = tuple((source, (source - distance) % n) for source in range(n))
         words = words | wire.permute(words, back)[0]
         sums.append(count_and_skewness(words))
@@ -144,7 +146,7 @@ def profile_from_state(
     """Reads profiles from the last step of a running `zen_sync`.
 
     They come from its metrics. Leaves that were exchanged together have the same densities.
-    Skewness is not known.
+    Skewness is unknown, and taken to be 1.
 
     Args:
         opt_state: An optimizer state with the state of `zen_sync` in it.
@@ -160,7 +162,7 @@ def profile_from_state(
         >>> seen = sparsejax.advise.profile_from_state(opt_state, params, ranks=4)
 
     See Also:
-        `sparsejax.profile`: measures gradients; skewness, too.
+        `sparsejax.profile`: measures gradients, their skewness included.
         `sparsejax.make_plan`: makes a plan from profiles.
     """
     paths, leaves, _ = tree.flatten(sharded.apart(params).rest)
@@ -187,7 +189,7 @@ def profile_from_state(
 
 
 def load_of(profiles, path, units, shape, dtype, ranks) -> Load:
-    """The load of one leaf, its densities the largest of all profiles."""
+    """Returns the load of one leaf, with the largest densities of all profiles."""
     for profile in profiles:
         if any(isinstance(x, Tracer) for x in jax.tree.leaves(profile.get(path))):
             raise PlanError(

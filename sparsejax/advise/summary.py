@@ -1,4 +1,4 @@
-"""What a run has sent so far, as a table for people."""
+"""The traffic of a run so far, as a table to be printed."""
 
 from typing import Any
 
@@ -23,10 +23,10 @@ def summary(state: Any) -> str:
     """Tabulates the bytes that one rank sent, in the last step and since the first one.
 
     A row is a bucket of leaves that were exchanged together. Its densities are those of the
-    rank with the most entries, and of the sum. `densely` is what an all-reduce would have
-    sent. Where a sparsifier selects from several buckets together, they are exchanged as
-    one: each has a share of the bytes, all have one density, and the first has the rounds.
-    Nothing is computed or sent, so one of several processes may call it alone.
+    rank with the most entries, and of the sum. `densely` are the bytes that an all-reduce
+    would have sent. If a sparsifier selects from several buckets together, they are
+    exchanged as one: each has a share of the bytes, all have one density, and the first has
+    the rounds. Nothing is computed or sent, so one of several processes may call it alone.
 
     Args:
         state: An optimizer state, in which transformations may be chained, masked or
@@ -39,8 +39,8 @@ def summary(state: Any) -> str:
         >>> print(sparsejax.summary(state.opt_state))
 
     See Also:
-        `sparsejax.metrics`: the same as numbers.
-        `sparsejax.residuals`: what ranks have not sent yet.
+        `sparsejax.metrics`: returns the same as numbers.
+        `sparsejax.residuals`: returns the residuals of all ranks.
         `sparsejax.explain`: forecasts the same before a run.
     """
     numbers = {key: float(np.asarray(x)) for key, x in metrics(state).items()}
@@ -58,7 +58,7 @@ def summary(state: Any) -> str:
 
 
 def _exchange(prefix, numbers):
-    """The lines about one synchronization."""
+    """Returns the lines about one synchronization."""
     count = int(numbers[f"{prefix}/exchanges"])
     if not count:
         return [f"{prefix}: nothing was exchanged yet."]
@@ -89,6 +89,6 @@ def _exchange(prefix, numbers):
 
 
 def _sizes(sent, dense):
-    """The cells of bytes: sent, as an all-reduce would, and the one as a share."""
+    """Returns three cells: the bytes sent, those of an all-reduce, and their ratio."""
     share = f"{sent / dense:.1%}" if dense else ""
     return table.size(sent), table.size(dense), share

@@ -4,11 +4,11 @@ from collections.abc import Collection, Sequence
 
 
 def table(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
-    """The lines of a table, its heading first.
+    """Returns the lines of a table, its heading first.
 
     Args:
-        rows: The heading and the rows, a string a cell.
-        left: Columns whose cells are set to the left; others are set to the right.
+        rows: The heading and the rows, a string for each cell.
+        left: The columns that are aligned to the left; others are aligned to the right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -23,7 +23,7 @@ def table(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
 
 
 def size(count: float) -> str:
-    """A number of bytes with its unit."""
+    """Returns a number of bytes as text with a unit."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"

@@ -1,7 +1,7 @@
-"""The time of a synchronization with each number of SparDL's teams, measured.
+"""Measures the time of a synchronization with each number of SparDL's teams.
 
 On the wire: the messages of `spardl_sync` with each number of teams in turn, a few times,
-and one number at the end, on which all ranks agree.
+and at the end one number for each, the maximum over all devices.
 """
 
 import time
@@ -33,8 +33,8 @@ def measure_teams(
 ) -> dict[int, float]:
     """Measures `spardl_sync` with every number of teams that divides the ranks.
 
-    It compiles each of them, and runs `steps` synchronizations of each. In a job of several
-    processes all call it.
+    It compiles each of them, and times `steps` synchronizations of each. In a job of
+    several processes all call it.
 
     Args:
         params: The parameters, or anything with their shapes and dtypes.
@@ -45,8 +45,8 @@ def measure_teams(
         **options: The arguments `between`, `code` and `rules` of `spardl_sync`.
 
     Returns:
-        The seconds of a synchronization by the number of teams, the median of the slowest
-        process.
+        The median seconds of a synchronization on the slowest process, by the number of
+        teams.
 
     Example:
         >>> times = sparsejax.advise.measure_teams(params, 0.01, mesh)
@@ -71,7 +71,7 @@ def measure_teams(
 
 
 class _TimedRun:
-    """A synchronization of random gradients, compiled."""
+    """A compiled synchronization of random gradients."""
 
     def __init__(self, params, density, mesh, axis_name, teams, options):
         tx = spardl_sync(density, axis_name, teams=teams, **options)
@@ -86,7 +86,7 @@ class _TimedRun:
 
         def draw(leaf, number):
             key = jax.random.fold_in(jax.random.key(number), Wire(axis_name).rank)
-            # Any numbers of which some are much larger than others.
+            # Cubed, so that some are much larger than others.
             return (jax.random.normal(key, leaf.shape) ** 3).astype(leaf.dtype)
 
         def step(state):
@@ -108,7 +108,7 @@ class _TimedRun:
 
 
 def _agreed(seconds, mesh):
-    """The seconds of the slowest process."""
+    """Returns the seconds of the slowest process, on all processes."""
     by_device = NamedSharding(mesh, P(mesh.axis_names))
     piece = np.full(1, seconds, np.float32)
     pieces = jax.make_array_from_callback((mesh.size,), by_device, lambda _: piece)

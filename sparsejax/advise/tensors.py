@@ -1,16 +1,16 @@
-"""The tensors that are worth compressing, by DRAGONN's equation (1).
+"""Decides which tensors are worth compressing, by DRAGONN's equation (1).
 
-A tensor is worth compressing where that takes less time than it saves on the network:
+A tensor is worth compressing if that takes less time than it saves on the network:
 
     T_comp(d) < T_full(d) - T_spr(d)
 
 The right side follows from a model of the network (`saved`): a dense ring all-reduce
-against an all-gather of entries. The left side is the work on the device, to select the
-entries and to add up those of all ranks. It is measured once, at three sizes, and taken as
-a fixed part and a part for each element; or it is given, where there is no device to ask.
+compared with an all-gather of entries. The left side is the work on the device, to select
+the entries and to add those of all ranks. It is measured once, at three sizes, and modelled
+as a constant plus a time for each element; or the caller gives it, without a device.
 
-All processes must decide the same, or they would wait for one another for ever. So the
-first process measures, and sends its times to the others.
+All processes must decide the same, or they would wait for one another forever. So the first
+process measures, and sends its times to the others.
 """
 
 import dataclasses
@@ -83,12 +83,12 @@ class CompressionCost:
 def measure_compression(sparsifier: base.Selector, ranks: int) -> CompressionCost:
     """Measures the compression time of a sparsifier on the default device.
 
-    Results are kept for later calls. In a job of several processes all call it, and all get
-    the times of the first process.
+    Results are cached. In a job of several processes all call it, and all get the times of
+    the first process.
 
     Args:
         sparsifier: A sparsifier of `sparsejax.sparsifiers` that selects elements.
-        ranks: The number of ranks whose entries are decoded.
+        ranks: The number of ranks whose entries are added.
 
     Returns:
         The `CompressionCost`, for `worthwhile`.
@@ -123,7 +123,7 @@ def _measured(sparsifier, ranks, platform):
 
 
 def _seconds(sparsifier, ranks, size):
-    """The median time to select the entries of a tensor and to add up those of all."""
+    """Returns the median seconds to select a tensor's entries and add those of ranks."""
     room = sparsifier.capacity(size)
 
     @jax.jit
@@ -148,7 +148,7 @@ def _seconds(sparsifier, ranks, size):
 
 
 def saved(size: float, ratio: float, ranks: int, alpha: float, bandwidth: float) -> float:
-    """T_full - T_spr: seconds on the network that compression saves (DRAGONN, 4.2).
+    """Returns T_full - T_spr, the seconds that compression saves (DRAGONN, 4.2).
 
     A dense ring all-reduce takes 2 (K - 1) (alpha + d A/(K B)), an all-gather of compressed
     tensors (K - 1) (alpha + c d A/B). The difference is (K - 1) (alpha + (2/K - c) d A/B).
@@ -156,10 +156,10 @@ def saved(size: float, ratio: float, ranks: int, alpha: float, bandwidth: float)
 
     Args:
         size: d A, bytes of the tensor.
-        ratio: c, the compressed size over d A, indices included.
+        ratio: c, the compressed size divided by d A, indices included.
         ranks: K.
-        alpha: Seconds a message.
-        bandwidth: B, bytes a second.
+        alpha: The latency of a message in seconds.
+        bandwidth: B, in bytes a second.
     """
     return (ranks - 1) * (alpha + (2 / ranks - ratio) * size / bandwidth)
 

@@ -1,11 +1,12 @@
-"""Chunks of an array on disk: who writes which, and how they are encoded.
+"""Chunks of an array on disk: which process writes which, and how they are encoded.
 
-A chunk is what one device has of an array. Where several have the same, each has a share of
-it, so that processes share the work. Whoever writes a chunk reads it back, too.
+A chunk is the shard of one device. If several devices have the same shard, it is divided
+into one chunk for each, so that processes share the work. The process that writes a chunk
+also reads it back.
 
-Each chunk ends in the checksum that zstd has: 32 bits of the XXH64 of its numbers. It is
-computed by the process that writes the chunk, and compared by each that reads it, on as
-many hosts or on others. TensorStore's tables of where chunks lie have checksums already.
+Each chunk ends with the checksum of a zstd frame: 32 bits of the XXH64 of its bytes. The
+process that writes the chunk computes it, and each process that reads the chunk compares
+it, on any number of hosts. TensorStore's tables of where chunks are have checksums, too.
 """
 
 import math
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 
 
-# Of zarr 3. With them an array is written, and no array that has others is opened.
+# Codecs of zarr 3, with which each array is written. An array with others is not opened.
 CODECS = (
     {"name": "bytes", "configuration": {"endian": "little"}},
     {"name": "zstd", "configuration": {"level": 1, "checksum": True}},
@@ -29,9 +30,9 @@ class Chunk(NamedTuple):
     """A chunk that this process writes.
 
     Attributes:
-        where: Where it is in the array; () for all of it.
-        shard: What this process has that holds it.
-        part: Where it is in the shard.
+        where: Its slices in the array; () for the whole array.
+        shard: The array of this process that contains it.
+        part: Its slices in `shard`.
     """
 
     where: Index
@@ -39,12 +40,12 @@ class Chunk(NamedTuple):
     part: Index | EllipsisType
 
     def numbers(self) -> np.ndarray:
-        """Its numbers, in memory of the host."""
+        """Returns its elements, in host memory."""
         return np.asarray(self.shard)[self.part]
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
-    """The shape of each chunk of an array."""
+    """Returns the shape of each chunk of an array."""
     if not isinstance(x, jax.Array):
         return x.shape
     shape, axis, copies = _shares(x)
@@ -52,8 +53,8 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 
 def own(x: Any) -> list[Chunk]:
-    """The chunks of an array that this process writes, and reads back."""
-    if not isinstance(x, jax.Array):  # of these, process 0's is written
+    """Returns the chunks of an array that this process writes, and reads back."""
+    if not isinstance(x, jax.Array):  # no global array: process 0 alone writes its own
         return [Chunk((), x, ...)] if jax.process_index() == 0 else []
     shape, axis, copies = _shares(x)
     chunks = []
@@ -71,9 +72,12 @@ def own(x: Any) -> list[Chunk]:
 
 
 def _shares(x):
-    """The shape of a shard, the axis by which those that have it share it, and how many.
+    """Returns how a shard is divided among the devices that have a copy of it.
 
-    No axis where none has a multiple of their number: then one has all of it.
+    Returns:
+        The shape of a shard; the axis along which it is divided, or None if the number of
+        copies divides the length of no axis, so that one device writes all of it; and the
+        number of copies.
     """
     shape = x.sharding.shard_shape(x.shape)
     copies = x.sharding.num_devices * math.prod(shape) // x.size

@@ -1,8 +1,9 @@
-"""Whether a checkpoint is of the state that it is to be restored into.
+"""Compares a checkpoint with the fresh state into which it is to be restored.
 
-On as many ranks both have the same nodes, shapes and dtypes. On others what ranks hold has
-another number of rows, a table another number of columns that fill it up, and of what
-schemes remember, which begins anew, only buckets and kinds are the same.
+For the same number of ranks both must have the same nodes, shapes and dtypes. For another
+number, state by rank may have another number of rows, and a table another number of columns
+of padding. The states of schemes are not restored, so only their buckets and types are
+compared.
 """
 
 from collections.abc import Callable
@@ -29,9 +30,9 @@ class Difference(NamedTuple):
     """The first place where two descriptions differ.
 
     Attributes:
-        path: Where it is.
-        saved: What the checkpoint has there, in words.
-        fresh: What the fresh state has there.
+        path: The path of the part that differs.
+        saved: That part of the checkpoint, as text.
+        fresh: That part of the fresh state, as text.
     """
 
     path: str
@@ -40,21 +41,21 @@ class Difference(NamedTuple):
 
 
 def first_difference(saved: Part, fresh: Part, resizing: bool) -> Difference | None:
-    """Where two descriptions differ first; None if one can be restored into the other.
+    """Returns the first difference, or None if the checkpoint can be restored.
 
     Args:
-        saved: That of the checkpoint.
-        fresh: That of the fresh state.
-        resizing: Whether they are for ranks that differ.
+        saved: The description of the checkpoint.
+        fresh: The description of the fresh state.
+        resizing: Whether the two are for different numbers of ranks.
     """
     return _differ(saved, fresh, "", _equal, resizing)
 
 
 def _differ(
-    saved: Part, fresh: Part, path: str, alike: Callable[[Shape, Shape], bool], resizing
+    saved: Part, fresh: Part, path: str, matches: Callable[[Shape, Shape], bool], resizing
 ) -> Difference | None:
     if isinstance(saved, Array) and isinstance(fresh, Array):
-        if saved.dtype == fresh.dtype and alike(saved.shape, fresh.shape):
+        if saved.dtype == fresh.dtype and matches(saved.shape, fresh.shape):
             return None
         return Difference(path, str(saved), str(fresh))
     if isinstance(saved, Value) and isinstance(fresh, Value):
@@ -73,13 +74,13 @@ def _differ(
         names = ("totals", "reduction")
     else:
         found, names = None, tuple(fresh.parts)
-    if alike is not _pending and (resizing or fresh.kind is Pending):
-        alike = _ALIKE.get(fresh.kind, alike)
+    if matches is not _equal_axes and (resizing or fresh.kind is Pending):
+        matches = _MATCHES.get(fresh.kind, matches)
     for name in names:
         if found is not None:
             break
         parts = saved.parts[name], fresh.parts[name]
-        found = _differ(*parts, joined(path, name), alike, resizing)
+        found = _differ(*parts, joined(path, name), matches, resizing)
     return found
 
 
@@ -88,39 +89,42 @@ def _equal(saved, fresh):
 
 
 def _equal_rows(saved, fresh):
-    """What ranks hold: as many rows as ranks. The number of ranks itself has no shape."""
+    """Compares shapes of state by rank, which has one row for each rank.
+
+    A shape () is that of the number of ranks, and is compared as it is.
+    """
     return len(saved) == len(fresh) and saved[1:] == fresh[1:]
 
 
 def _equal_columns(saved, fresh):
-    """A table with what fills it up, whose width without is compared by itself."""
+    """Compares shapes of a table, but for padding; `Node.told` has its width without it."""
     if len(saved) < 2 or len(fresh) < 2:
         return saved == fresh
     return len(saved) == len(fresh) and saved[:-1] == fresh[:-1]
 
 
-def _pending(saved, fresh):
-    """Rows that wait: there may be more room than in a fresh state, until the next step."""
+def _equal_axes(saved, fresh):
+    """Compares numbers of axes: the capacity of delayed rows may exceed a fresh state's."""
     return len(saved) == len(fresh)
 
 
 def _equal_blocks(saved, fresh):
-    """Blocks that ranks share out: each has as many as there are for it."""
-    if len(saved) != 4 or len(fresh) != 4:  # the number of ranks itself
+    """Compares shapes of blocks by owner: the number of blocks depends on that of ranks."""
+    if len(saved) != 4 or len(fresh) != 4:  # the shape () of the number of ranks
         return saved == fresh
     return (saved[1], saved[3]) == (fresh[1], fresh[3])
 
 
-_ALIKE = {
+_MATCHES = {
     ByOwner: _equal_blocks,
     PerRank: _equal_rows,
     Sharded: _equal_columns,
-    Pending: _pending,
+    Pending: _equal_axes,
 }
 
 
 def _differ_in_schemes(saved: Node, fresh: Node, path: str) -> Difference | None:
-    """Whether buckets, or the kinds of their schemes' states, are others."""
+    """Returns the first bucket that only one has, or whose state has another type."""
     path = joined(path, "schemes")
     old, new = saved.parts["schemes"], fresh.parts["schemes"]
     if not isinstance(old, Node) or not isinstance(new, Node):
@@ -136,7 +140,7 @@ def _differ_in_schemes(saved: Node, fresh: Node, path: str) -> Difference | None
 
 
 def _root(part):
-    """The kind of a scheme's state."""
+    """Returns the name of the type of a scheme's state, inside `PerRank`."""
     while isinstance(part, Node) and part.type == "PerRank":
         part = part.parts["value"]
     return part.type if isinstance(part, Node) else "an array"

@@ -1,8 +1,8 @@
-"""What a checkpoint says of a state: its tree, with the type, shape and dtype of each part.
+"""The description of a state in a checkpoint: its tree, with types, shapes and dtypes.
 
-A leaf is an array, or a number or text of Python's. All else is a node, with the name of
-its type, its parts by name, and what its type knows and no array says: whether ranks are
-averaged, of which leaves thresholds are, how wide a table is without what fills it up.
+A leaf is an array, or a Python number or string. Everything else is a node, with the name
+of its type, its parts by name, and its static data: whether ranks are averaged, the leaves
+to which thresholds belong, the width of a table without padding.
 """
 
 import math
@@ -25,21 +25,21 @@ from sparsejax.state.sharded import Sharded
 from sparsejax.transforms.exchange import ExchangeState, Reduction
 
 
-# What depends on the ranks, and `resized` knows how to give to others.
+# Types of nodes that depend on the ranks, which `resized` converts to another number.
 HELD = (ByOwner, PerRank, ExchangeState, Pending, Sharded)
 
-# What Python has that JSON gives back as it was. No subclasses, which it would not.
+# Types that JSON gives back unchanged. Not their subclasses, whose type would be lost.
 VALUES = (bool, int, float, str)
 
 
 class Array(NamedTuple):
-    """An array.
+    """The description of an array.
 
     Attributes:
-        number: Its number among the arrays that are stored; None where it has no elements.
+        number: Its number among the stored arrays; None if it has no elements.
         shape: Its shape.
-        dtype: Its dtype by name; that of typed PRNG keys is `key<...>`.
-        impl: The PRNG of typed keys, whose numbers are stored; else None.
+        dtype: The name of its dtype; `key<...>` for typed PRNG keys.
+        impl: The PRNG implementation of typed keys, whose key data is stored; else None.
     """
 
     number: int | None
@@ -52,7 +52,7 @@ class Array(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A number or text of Python's."""
+    """A Python number or string."""
 
     value: bool | int | float | str
 
@@ -61,13 +61,13 @@ class Value(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A node.
+    """The description of a node.
 
     Attributes:
         type: The name of its type.
-        told: What its type knows and no array holds, as JSON.
+        told: Its static data, as JSON.
         parts: Its parts by name.
-        kind: Which of `HELD` it is; None for others, and in what was read from a file.
+        kind: The type of `HELD` that it has; None for others, and if read from a file.
     """
 
     type: str
@@ -84,18 +84,18 @@ Part = Array | Value | Node
 
 
 class Ranks(NamedTuple):
-    """For how many ranks a state is.
+    """The number of ranks for which a state was made.
 
     Attributes:
-        number: How many; None where nothing says it.
-        mesh: The axes of the mesh on which it is with their sizes; empty if it is on none.
+        number: The number of ranks; None if it is unknown.
+        mesh: The sizes of the axes of its mesh, by name; empty if it is on no mesh.
     """
 
     number: int | None
     mesh: dict[str, int]
 
-    def are_others(self, other: "Ranks") -> bool:
-        """Whether two states are for ranks that differ, as far as both say."""
+    def differ_from(self, other: "Ranks") -> bool:
+        """Whether two states are known to be for different numbers of ranks, or meshes."""
         if self.number is None or other.number is None:
             return False
         sizes, others = (
@@ -106,7 +106,7 @@ class Ranks(NamedTuple):
 
 
 def children(node: Any) -> list[tuple[str, Any]] | None:
-    """The parts of a node by name, those that are None too; None for a leaf."""
+    """Returns the parts of a node with their names, None included; None for a leaf."""
     if jax.tree_util.all_leaves([node]):
         return None
     pairs, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
@@ -115,12 +115,12 @@ def children(node: Any) -> list[tuple[str, Any]] | None:
 
 
 def joined(path: str, name: str) -> str:
-    """The path of a part of what is at a path."""
+    """Returns the path of the part `name` of the node at `path`."""
     return f"{path}/{name}" if path else name
 
 
 def described(state: Any) -> tuple[Part, list[Any]]:
-    """A state's description, and its arrays in the order of their numbers."""
+    """Returns a state's description, and its arrays in the order of their numbers."""
     arrays: list[Any] = []
 
     def one(node: Any, path: str) -> Part:
@@ -148,13 +148,13 @@ def _leaf(x: Any, path: str, arrays: list[Any]) -> Array | Value:
             f"{path!r} {what}."
         )
     number = None
-    if math.prod(x.shape):  # orbax stores none without elements
+    if math.prod(x.shape):  # orbax does not store an array without elements
         number = len(arrays)
         arrays.append(x)
     impl = None
     if is_key(x) and isinstance(x, jax.Array):
         impl = str(jax.random.key_impl(x))
-    # orbax stores the order of bytes that this machine has.
+    # orbax stores arrays in the byte order of this machine.
     dtype = x.dtype.newbyteorder("=") if isinstance(x.dtype, np.dtype) else x.dtype
     return Array(number, tuple(x.shape), str(dtype), impl)
 
@@ -178,12 +178,12 @@ def _told(node):
 
 
 def ranks_of(state: Any) -> Ranks:
-    """For how many ranks a state is, by what ranks hold, and by where its arrays are."""
+    """Returns the ranks of a state, from its state by rank and its arrays' shardings."""
     nodes = find(state, (PerRank, Sharded))
     rows = [
         leaf.shape[0]
         for node in nodes
-        # What is about some leaves may have a row for each rank and shard.
+        # Arrays derived from some leaves may have a row for each rank and shard.
         if isinstance(node, PerRank) and not node.paths
         for leaf in jax.tree.leaves(node.value)
     ]
@@ -193,12 +193,12 @@ def ranks_of(state: Any) -> Ranks:
     names = axis_names(nodes[0].axis_name) if nodes else mesh
     number = math.prod(mesh.get(name, 0) for name in names) if mesh else 0
     if rows and rows[0] != number:
-        return Ranks(rows[0], {})  # held by other ranks than there are on that mesh
+        return Ranks(rows[0], {})  # made for another number of ranks than that mesh has
     return Ranks(number or None, mesh)
 
 
 def leaves(part: Part, path: str = "") -> Iterator[tuple[str, Array | Value]]:
-    """The leaves of a description with their paths, in their order."""
+    """Yields the leaves of a description, with their paths, in the order of the tree."""
     if isinstance(part, Node):
         for name, inside in part.parts.items():
             yield from leaves(inside, joined(path, name))
@@ -207,7 +207,7 @@ def leaves(part: Part, path: str = "") -> Iterator[tuple[str, Array | Value]]:
 
 
 def arrays_of(part: Part) -> dict[int, tuple[str, Array]]:
-    """The arrays that are stored of a description with their paths, by their numbers."""
+    """Returns the stored arrays of a description, with their paths, by their numbers."""
     return {
         x.number: (path, x)
         for path, x in leaves(part)

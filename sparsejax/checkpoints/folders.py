@@ -1,8 +1,8 @@
-"""The folder of a checkpoint by its path, and what is in it.
+"""The folder of a checkpoint, and its contents.
 
-While a checkpoint is written its folder has another name, `NEXT` at the end, and one whose
-place it takes gets `LAST`. Between the two renames there is no folder of the name that was
-asked for, and both are whole.
+While a checkpoint is written the name of its folder ends in `NEXT`, and an old checkpoint
+that it replaces is renamed so that it ends in `LAST`. Between the two renames no folder has
+the requested name, and both checkpoints are complete.
 """
 
 import contextlib
@@ -21,20 +21,23 @@ from sparsejax.errors import CheckpointError
 NEXT, LAST = ".sparsejax-next", ".sparsejax-last"
 _RESERVED = (NEXT, LAST, writing.UNFINISHED)
 _LONGEST = 255 - len(NEXT + writing.UNFINISHED)  # bytes of a name
-_LONGEST_PATH = 3900  # bytes; Linux takes 4095, and files in the folder have longer ones
+_LONGEST_PATH = 3900  # bytes; Linux takes 4095, and paths of files in it are longer
 
-# First folders that orbax takes for buckets: /gs/a for gs://a.
+# Top folders of paths that orbax takes for buckets: /gs/a for gs://a.
 _BUCKETS = ("gs", "s3", "az", "hf")
 
 
 def folder_of(path: str | os.PathLike[str]) -> Any:
-    """A folder by its path, which may be one of a bucket, as gs://bucket/run/12."""
+    """Returns the folder at a path, which may be in a bucket, as gs://bucket/run/12.
+
+    Raises if no checkpoint can be written there.
+    """
     text = arguments.check_path("path", path)
     if "://" in text:
         return _in_bucket(text)
     with in_words(text):
         folder = pathlib.Path(text).absolute()
-        if ".." in folder.parts:  # which is another folder where one before it is a link
+        if ".." in folder.parts:  # after a link it is the parent of the link's target
             folder = folder.resolve()
     why = _unusable(folder)
     if why is not None:
@@ -49,13 +52,13 @@ def _in_bucket(text):
             "can have one, at a path without [, ], *, ? and backslashes. Name another."
         )
     writing.orbax()
-    from etils import epath  # orbax's own
+    from etils import epath  # a dependency of orbax
 
     return epath.Path(text)
 
 
 def _unusable(folder):
-    """Why a folder of this machine can have no checkpoint, and the fix; None if it can."""
+    """Returns why a local folder cannot be a checkpoint, and the fix; None if it can."""
     name, link = folder.name, "Name it by a link that has another name"
     size = len(name.encode())
     if not name:
@@ -80,17 +83,17 @@ def _unusable(folder):
 
 @contextlib.contextmanager
 def in_words(folder: Any) -> Iterator[None]:
-    """Says of which folder an error of the file system is."""
+    """Turns errors of the file system into a `CheckpointError` that names the folder."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # a loop of links is the latter
+    except (OSError, RuntimeError) as error:  # a loop of links raises RuntimeError
         raise CheckpointError(
             f"what is in {folder} cannot be read: {reading.line(error)}."
         ) from error
 
 
 def description(folder: Any) -> tuple[Any, records.Record]:
-    """The folder in which a checkpoint is, and what stands beside its arrays."""
+    """Returns the folder that contains a checkpoint, and the record of its JSON file."""
     with in_words(folder):
         there = whole(folder)
         if not is_checkpoint(there):
@@ -99,7 +102,7 @@ def description(folder: Any) -> tuple[Any, records.Record]:
 
 
 def record(folder: Any) -> tuple[records.Record, bytes]:
-    """The description that is in a folder, and its text."""
+    """Reads the JSON file of a checkpoint: returns the record, and the file's bytes."""
     file = folder / writing.ABOUT / "metadata"
     with file.open("rb") as opened:
         text = opened.read(records.LARGEST + 1)
@@ -107,12 +110,12 @@ def record(folder: Any) -> tuple[records.Record, bytes]:
 
 
 def is_checkpoint(folder: Any) -> bool:
-    """Whether a folder has a description."""
+    """Whether a folder has a JSON file that describes a state."""
     return (folder / writing.ABOUT / "metadata").is_file()
 
 
 def whole(folder: Any) -> Any:
-    """Where the checkpoint is: after a crash between two renames under another name."""
+    """Returns the folder of the checkpoint: after a crash between renames another one."""
     new, old = beside(folder, NEXT), beside(folder, LAST)
     if folder.exists() or not old.exists():
         return folder
@@ -120,12 +123,12 @@ def whole(folder: Any) -> Any:
 
 
 def beside(folder: Any, suffix: str) -> Any:
-    """The folder whose name has a suffix more."""
+    """Returns the folder beside this one whose name is longer by a suffix."""
     return folder.parent / f"{folder.name}{suffix}"
 
 
 def unfinished(folder: Any) -> list[Any]:
-    """What was written of a checkpoint and did not get its name."""
+    """Returns the folders of a checkpoint that was written and not renamed."""
     with contextlib.suppress(OSError):
         prefix = f"{folder.name}{NEXT}"
         return [x for x in folder.parent.iterdir() if x.name.startswith(prefix)]
@@ -133,12 +136,12 @@ def unfinished(folder: Any) -> list[Any]:
 
 
 def is_link(folder: Any) -> bool:
-    """Whether it is a link, to nothing perhaps."""
+    """Whether it is a link, broken or not."""
     return isinstance(folder, pathlib.Path) and folder.is_symlink()
 
 
 def removed(folder: Any) -> None:
-    """Removes a folder, if it exists; of a link the link alone."""
+    """Removes a folder, if it exists; if it is a link, only the link."""
     if is_link(folder):
         folder.unlink()
     elif isinstance(folder, pathlib.Path):
@@ -148,7 +151,7 @@ def removed(folder: Any) -> None:
 
 
 def missing(folder: Any) -> str:
-    """Why a folder is no checkpoint."""
+    """Returns a message that says why a folder is no checkpoint."""
     if not folder.exists():
         found = unfinished(folder)
         if found:

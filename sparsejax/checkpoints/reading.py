@@ -1,10 +1,11 @@
-"""The arrays of a checkpoint as they are on disk, read by TensorStore.
+"""Reads the arrays of a checkpoint from disk, by TensorStore.
 
-orbax has written each as an array of zarr 3 under its number, all of them in one store of
-OCDBT. Both formats are documented. `restore` reads from here, and so does `save`, before
-what it has written gets its name: what was read back there can be restored.
+Each is a zarr 3 array whose name is its number, and all are in one OCDBT store. Both
+formats are documented. `restore` and `save` share this code: `save` reads back a checkpoint
+before the folder gets its name, so what it has accepted can be restored.
 
-Of several processes each compares the chunks that it has written, no number twice.
+If there are several processes, each compares the chunks that it has written, so that every
+element is compared once.
 """
 
 import contextlib
@@ -21,18 +22,18 @@ from sparsejax.checkpoints.description import Array
 from sparsejax.errors import ArgumentError, CheckpointError, message
 
 
-ARRAYS = "state"  # the folder that has them
+ARRAYS = "state"  # the folder of the arrays
 
-# Bytes of numbers that a process reads at once, and that OCDBT keeps of its tables.
+# Bytes of arrays that a process reads at once, and of OCDBT's cache of its tables.
 _AT_ONCE, _CACHE = 2**30, 10**8
 
 
-# Arrays by their numbers, with their paths in the state, for messages.
+# The path in the state, for messages, and the description of each array, by its number.
 Arrays = Mapping[int, tuple[str, Array]]
 
 
 class _Wrong(Exception):
-    """What is wrong with an array on disk: its number, and why."""
+    """An array on disk is wrong; the arguments are its number, and why."""
 
     def told(self, arrays: Arrays) -> str:
         number, why = self.args
@@ -40,13 +41,16 @@ class _Wrong(Exception):
 
 
 def read(folder: Any, arrays: Arrays, places: Mapping[int, Any]) -> dict[int, Any]:
-    """Arrays of a checkpoint, by their numbers.
+    """Reads arrays of a checkpoint.
 
     Args:
-        folder: Where it is.
-        arrays: What its description says of them.
-        places: The shardings of those that are to be read; None for one that every process
-            has whole in its own memory, as NumPy's.
+        folder: The folder of the checkpoint.
+        arrays: All arrays of the checkpoint.
+        places: The shardings of the arrays to read, by number; None for an array that each
+            process reads whole, as a NumPy array.
+
+    Returns:
+        The arrays, by their numbers.
     """
     if not places:
         return {}
@@ -74,12 +78,12 @@ def read(folder: Any, arrays: Arrays, places: Mapping[int, Any]) -> dict[int, An
 
 
 def check(folder: Any, arrays: Arrays, values: Sequence[Any]) -> None:
-    """Raises unless this process's share of arrays is on disk as it is in memory.
+    """Raises unless the chunks that this process wrote are equal to those in memory.
 
     Args:
-        folder: The checkpoint that was written.
-        arrays: What its description says of them.
-        values: The arrays in memory, by their numbers.
+        folder: The folder that was written.
+        arrays: All arrays of the checkpoint.
+        values: The arrays in memory, in the order of their numbers.
     """
     own = {number: chunks.own(values[number]) for number in arrays}
     wanted = {number: [chunk.where for chunk in each] for number, each in own.items()}
@@ -94,11 +98,11 @@ def check(folder: Any, arrays: Arrays, values: Sequence[Any]) -> None:
 
 
 def check_dtypes(arrays: Arrays, values: Sequence[Any]) -> None:
-    """Raises where there is no way to write an array.
+    """Raises if TensorStore does not have the dtype of an array.
 
     Args:
-        arrays: What the description says of them.
-        values: The arrays, by their numbers.
+        arrays: All arrays of the checkpoint, whose paths are for the message.
+        values: The arrays, in the order of their numbers.
     """
     ts = tensorstore()
     for number, x in enumerate(values):
@@ -113,16 +117,16 @@ def check_dtypes(arrays: Arrays, values: Sequence[Any]) -> None:
 
 
 def tensorstore() -> Any:
-    """TensorStore, which comes with orbax."""
+    """Returns TensorStore, a dependency of orbax; raises if it is not installed."""
     try:
-        import tensorstore  # for those who want it, as orbax
+        import tensorstore  # an optional dependency, as orbax
     except ImportError as error:
         raise missing(error) from None
     return tensorstore
 
 
 def missing(error: ImportError) -> CheckpointError:
-    """What is raised where a library that checkpoints need cannot be imported."""
+    """Returns the error to raise if a library for checkpoints cannot be imported."""
     return CheckpointError(
         "checkpoints are written by orbax and read by its TensorStore, and one of them "
         f"cannot be imported: {error}. Install both: pip install 'sparsejax[checkpoint]', "
@@ -131,7 +135,7 @@ def missing(error: ImportError) -> CheckpointError:
 
 
 def line(error: BaseException) -> str:
-    """What an error says, on one line and without its full stop."""
+    """Returns the message of an error, on one line and without a period at its end."""
     text = message(error).partition(" [tensorstore_spec=")[0].strip()
     text = text or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
@@ -141,7 +145,7 @@ def line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _at(number: int) -> Iterator[None]:
-    """Says which array it is, whatever a library makes of files that are damaged."""
+    """Turns any error, which libraries raise for damaged files, into a `_Wrong`."""
     try:
         yield
     except Exception as error:
@@ -149,13 +153,13 @@ def _at(number: int) -> Iterator[None]:
 
 
 def _opened(folder, arrays):
-    """The arrays on disk, each of the shape and dtype that the description says."""
+    """Opens arrays; raises unless they have the shapes and dtypes of the description."""
     ts = tensorstore()
     context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE}})
     base, opening = _base(folder), {}
     for number in arrays:
         kvstore = {"driver": "ocdbt", "base": base, "path": f"{number}/"}
-        # Chunks that are gone would be zeros.
+        # By default missing chunks are read as zeros.
         spec = {"driver": "zarr3", "kvstore": kvstore, "fill_missing_data_reads": False}
         spec["metadata"] = {"codecs": list(chunks.CODECS)}
         opening[number] = ts.open(spec, open=True, read=True, context=context)
@@ -168,7 +172,7 @@ def _opened(folder, arrays):
 
 
 def _base(folder):
-    """Where the store of all arrays is, as TensorStore has it."""
+    """Returns TensorStore's specification of the place of the store of all arrays."""
     path = f"{folder / ARRAYS}/"
     if isinstance(folder, pathlib.Path):
         return {"driver": "file", "path": path}
@@ -178,14 +182,14 @@ def _base(folder):
 
 def _check_type(number, store, array):
     if array.impl is not None:
-        return  # the numbers of a key have an axis more, and a dtype of their own
+        return  # key data has one more axis, and another dtype
     there = array._replace(shape=store.shape, dtype=str(store.dtype.numpy_dtype))
     if there != array:
         raise _Wrong(number, f"it is {there}, and its description says {array}")
 
 
 def _indices(shape, place) -> list[chunks.Index]:
-    """The parts of an array that devices of this process have, each of them once."""
+    """Returns the distinct slices of an array that devices of this process have."""
     if place is None:
         return [()]
     indices = place.addressable_devices_indices_map(tuple(shape)).values()
@@ -193,7 +197,7 @@ def _indices(shape, place) -> list[chunks.Index]:
 
 
 def _parts(stores, wanted) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """The wanted parts of arrays, by their numbers, some arrays at a time."""
+    """Yields the number and the wanted parts of each array, which are read in batches."""
     views = {number: [store[i] for i in wanted[number]] for number, store in stores.items()}
     for batch in _batches(views):
         reading = {number: list(map(_started, views[number])) for number in batch}
@@ -205,16 +209,16 @@ def _parts(stores, wanted) -> Iterator[tuple[int, list[np.ndarray]]]:
 
 
 def _started(view):
-    """An array that is being filled, and what waits until it is.
+    """Starts to read into a NumPy array; returns the array, and the future of the read.
 
-    Into memory of its own, TensorStore's `read` takes a fifth longer.
+    TensorStore's `read`, which allocates the memory itself, takes a fifth longer.
     """
     part = np.empty(view.shape, view.dtype.numpy_dtype)
     return part, tensorstore().array(part).write(view)
 
 
 def _batches(views) -> Iterator[list[int]]:
-    """The numbers of arrays that are read at once."""
+    """Yields the numbers of arrays to read at once: `_AT_ONCE` bytes, or one array."""
     batch, size = [], 0
     for number, each in views.items():
         more = sum(view.size * view.dtype.numpy_dtype.itemsize for view in each)
@@ -228,7 +232,7 @@ def _batches(views) -> Iterator[list[int]]:
 
 
 def _placed(store, place, indices, parts):
-    """An array of its parts, where it belongs."""
+    """Returns an array made of its parts, with the sharding `place`."""
     if place is None:
         return parts[0]
     found = {repr(index): part for index, part in zip(indices, parts, strict=True)}
@@ -238,6 +242,6 @@ def _placed(store, place, indices, parts):
 
 
 def _is_same(here: np.ndarray, there: np.ndarray) -> bool:
-    """Whether numbers are the same bits, NaN and zeros with a sign among them."""
+    """Whether two arrays have equal bits, also for NaN and zeros of either sign."""
     bits = lambda x: np.ascontiguousarray(x).reshape(-1).view(np.uint8)
     return here.dtype == there.dtype and np.array_equal(bits(here), bits(there))

@@ -4,11 +4,11 @@
      "about": {}, "tree": {"type": "TrainState", "parts": {
         "step": {"array": 0, "shape": [], "dtype": "int32"}, ...}}, "crc32": 1234567}
 
-A node has its "type", its "parts", and "told" where its type knows something more; a number
-or text of Python's is {"value": ...}. An array without elements has no number. The numbers
-count up in the order of the tree. "crc32" is the checksum of all else.
+A node has its "type", its "parts", and "told", its static data, if it has any. A Python
+number or string is {"value": ...}. "array" is the number of an array, in the order of the
+tree; an array without elements has none. "crc32" is the checksum of all other entries.
 
-When what is written changes, `FORMAT` goes up by one, and no other format is read.
+When the format changes, `FORMAT` increases by one, and no other format is read.
 """
 
 import importlib.metadata
@@ -36,7 +36,7 @@ from sparsejax.errors import CheckpointError
 
 FORMAT = 2
 
-# Bytes. A hundred thousand leaves have some ten million.
+# Bytes of a file that is read. One of a hundred thousand leaves has about ten million.
 LARGEST = 64 * 2**20
 
 _KEY = "crc32"
@@ -45,13 +45,13 @@ About = Mapping[str, bool | int | float | str | None]
 
 
 class Record(NamedTuple):
-    """What stands beside the arrays.
+    """The contents of the JSON file.
 
     Attributes:
-        versions: Those of sparsejax and JAX that wrote it.
-        ranks: For how many ranks the state was made.
-        about: What the caller says that it is of.
-        tree: The state.
+        versions: The versions of sparsejax and JAX that wrote it.
+        ranks: The ranks for which the state was made.
+        about: The `about` of `sparsejax.save`.
+        tree: The description of the state.
     """
 
     versions: dict[str, str]
@@ -61,16 +61,16 @@ class Record(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Those of this library and of JAX."""
+    """Returns the versions of this library and of JAX."""
     try:
         own = importlib.metadata.version("sparsejax")
     except importlib.metadata.PackageNotFoundError:
-        own = "0.0.0"  # run from a source tree that was not installed
+        own = "0.0.0"  # a source tree that was not installed
     return {"sparsejax": own, "jax": jax.__version__}
 
 
 def written(record: Record) -> dict[str, Any]:
-    """A record as JSON."""
+    """Returns a record as JSON, with its checksum."""
     given = {
         "format": FORMAT,
         **record.versions,
@@ -95,24 +95,24 @@ def _written(part):
 
 
 def sealed(given: dict[str, Any]) -> dict[str, Any]:
-    """A description with the checksum of all else that it says."""
+    """Returns a JSON object with the checksum of its entries as one more entry."""
     return {**given, _KEY: checksum(given)}
 
 
 def checksum(given: dict[str, Any]) -> int:
-    """The CRC-32 of what a description says, but for its own."""
-    # Not of the bytes of the file: who writes JSON chooses spaces and the order of keys.
+    """Returns the CRC-32 of a JSON object, without the entry of the checksum itself."""
+    # Not of the bytes of the file, because spaces and the order of keys have no meaning.
     said = {key: value for key, value in given.items() if key != _KEY}
     text = json.dumps(said, sort_keys=True, separators=(",", ":"))
     return zlib.crc32(text.encode())
 
 
 def read(text: bytes, file: str) -> Record:
-    """The record that a text holds.
+    """Decodes the JSON file, and raises unless `written` would write it.
 
     Args:
-        text: What the file holds, at most one byte more than `LARGEST`.
-        file: Its name, for the message.
+        text: The bytes of the file, of which at most `LARGEST` + 1 are given.
+        file: The name of the file, for messages.
     """
     if len(text) > LARGEST:
         raise CheckpointError(
@@ -143,7 +143,7 @@ def read(text: bytes, file: str) -> Record:
         is_sealed, record = True, None
     if not is_sealed:
         raise _damaged(file, "its checksum is not that of what it says")
-    # Whoever else has written it may have known the checksum.
+    # A right checksum is no proof that this library wrote it: encode it again and compare.
     if record is None or checksum(written(record)) != given[_KEY]:
         raise _damaged(file, "sparsejax.save does not write what it says")
     return record
@@ -154,7 +154,7 @@ def _damaged(file, why):
 
 
 def _record(given: dict[str, Any]) -> Record:
-    """The record of a description, in which other types than those of one are cast."""
+    """Decodes a record. Values of a wrong type are cast, which `read` then notices."""
     number = None if given["ranks"] is None else int(given["ranks"])
     ranks = Ranks(number, {name: int(size) for name, size in given["mesh"].items()})
     tree = _part(given["tree"])
@@ -178,7 +178,7 @@ def _part(given: dict[str, Any]) -> Part:
 
 
 def check_about(about: About | None) -> dict[str, Any]:
-    """What the caller says that a state is of; raises unless JSON gives it back."""
+    """Returns the caller's `about` as a dict; raises unless JSON can store it."""
     about = {} if about is None else about
     if not isinstance(about, Mapping):
         raise errors.ArgumentError(

@@ -1,7 +1,7 @@
-"""A state for another number of ranks, which receive the residuals of the old ones.
+"""Resizes a state to another number of ranks, which receive the residuals of the old ones.
 
-Nothing goes over a wire: this works on whole states, between two runs, as when a checkpoint
-of eight hosts is continued on four. Every process computes on what it has itself.
+Nothing is sent: it takes whole states, between two runs, as when a run of eight hosts is
+continued on four from a checkpoint. Each process computes from its own copy.
 """
 
 from typing import Any
@@ -23,25 +23,25 @@ from sparsejax.units.units import wide
 def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     """Returns a state for another number of ranks.
 
-    What the ranks hold back or have accumulated is distributed evenly over the new ranks,
-    so that all of it reaches the parameters. What owners hold of sums, as those of
-    `sparsejax.chunked_sync` do, goes to the new owners. What schemes remember from earlier
-    steps is that of the new state: thresholds and regions are computed again. All else is
-    kept. `sparsejax.restore` calls it by itself.
+    Residuals and accumulated gradients are distributed evenly over the new ranks, so that
+    all of them reach the parameters. Residuals of sums, which owners keep for
+    `sparsejax.chunked_sync`, go to the new owners. The states of schemes are those of the
+    new state: thresholds and regions are computed again. All else is kept.
+    `sparsejax.restore` calls it by itself.
 
     A round of `sparsejax.local_steps` continues: the anchor, the outer optimizer and the
     number of steps are kept. Each new rank begins with the mean of the old ranks' offsets
     and inner moments. So the mean of the offsets is kept, and their differences are lost.
-    What is no floating number, such as a count or a PRNG key, new rank r takes from old
-    rank r modulo their number.
+    Values that are not floating-point, such as a count or a PRNG key, new rank r takes from
+    old rank r modulo the number of old ranks.
 
     Args:
         state: The whole state, as a checkpoint of orbax returns it when restored into
             `sparsejax.abstract_state(tx, params, mesh, ranks=...)`.
         like: A new state for the new ranks, from the same transformation and parameters.
-        reduce: "mean" or "sum", the `reduce` of the synchronization, where the state does
-            not say it. With a mean over fewer ranks each counts more. So with "mean" a new
-            rank gets what a rank had on average, and with "sum" a share of the total.
+        reduce: "mean" or "sum", the `reduce` of the synchronization, if the state does not
+            record it. In a mean over fewer ranks each has a larger weight. So with "mean" a
+            new rank gets the mean of the old ranks, with "sum" an equal share of their sum.
 
     Returns:
         The new state, placed as `like` is.
@@ -81,7 +81,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             return x.resized(fresh, _whole, tree.written(keys))
         if isinstance(x, PerRank):
             _check_columns(x, fresh)
-            # What is about leaves, such as a threshold, is theirs and no share of them.
+            # A value derived from leaves, such as a threshold, is averaged, never shared.
             spread = _averaged if x.is_own else _spread(mean or x.paths is not None)
             value = jax.tree_util.tree_map_with_path(spread, x.value, fresh.value)
             return fresh.with_value(value)
@@ -105,7 +105,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
 
 
 def _is_mean(like, reduce):
-    """Whether ranks are averaged, by the exchanges of a state."""
+    """Whether sums are averages over ranks, from `reduce` or the exchanges of a state."""
     seen = {exchange.reduction.mean for exchange in find(like, ExchangeState)}
     if reduce is not None:
         arguments.check_reduce(reduce)
@@ -125,7 +125,7 @@ def _is_mean(like, reduce):
 
 
 def _check_reduction(old, fresh):
-    """Raises where one of two exchanges averages ranks, and the other adds them up."""
+    """Raises if one of two exchanges averages over the ranks, and the other adds."""
     if old.reduction == fresh.reduction:
         return
     was, now = ("mean" if x.reduction.mean else "sum" for x in (old, fresh))
@@ -137,7 +137,12 @@ def _check_reduction(old, fresh):
 
 
 def _spread(mean):
-    """From what ranks held, and a fresh array, to what the new ranks hold."""
+    """Returns a function that spreads an array by rank evenly over the new ranks.
+
+    Args:
+        mean: Whether each new rank gets the mean of the old ranks; else each gets an equal
+            share of their sum.
+    """
 
     def spread(keys, x, fresh):
         path = tree.named(keys)
@@ -157,7 +162,11 @@ def _spread(mean):
 
 
 def _averaged(keys, x, fresh):
-    """From what each rank has of its own, and a fresh array, to what the new ranks have."""
+    """Gives the new ranks the mean of an array of ranks' own values, if it is floating.
+
+    Otherwise, as for counts and PRNG keys, new rank r gets the value of old rank r modulo
+    their number.
+    """
     if jnp.issubdtype(x.dtype, jnp.floating):
         return _spread(mean=True)(keys, x, fresh)
     path, from_ranks = tree.named(keys), np.arange(len(fresh)) % len(x)
@@ -169,7 +178,7 @@ def _averaged(keys, x, fresh):
 
 
 def _check_tables(state, like):
-    """Raises where a table that ranks share out is another one in the fresh state."""
+    """Raises if a sharded table has another width or axis in the fresh state."""
     old, new = sharded.apart(state), sharded.apart(like)
     if old.paths != new.paths:
         return  # the structures differ, too
@@ -198,7 +207,7 @@ def _check_columns(old, fresh):
 
 
 def _fitted(node, place):
-    """From an array that ranks share out, and a fresh one, to one that the new ranks do."""
+    """Returns a function that pads, or cuts, an array of a sharded table for new ranks."""
 
     def one(keys, x, fresh):
         path = tree.named((*place, *keys))
@@ -208,7 +217,7 @@ def _fitted(node, place):
 
 
 def _whole(path, x):
-    """An array as NumPy's."""
+    """Returns the whole array as a NumPy array; raises if this process has only a part."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         if not x.is_fully_replicated:
             raise StateError(
@@ -221,7 +230,7 @@ def _whole(path, x):
 
 
 def _placed(path, x, fresh):
-    """An array where the fresh one is, of its dtype."""
+    """Returns an array with the dtype and the sharding of the fresh one."""
     x = x.astype(fresh.dtype)
     if x.shape != fresh.shape:
         raise StateError(

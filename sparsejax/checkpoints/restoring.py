@@ -37,19 +37,19 @@ def restore(
     about: records.About | None = None,
     reduce: str | None = None,
 ) -> Any:
-    """Reads a state that `sparsejax.save` has written, on the mesh of now.
+    """Reads a state that `sparsejax.save` has written, and places it on the current mesh.
 
-    On as many ranks as it was saved by, each device reads its own part, and training
+    On the number of ranks that saved it, each device reads its own part, and training
     continues as if it had not ended. On another number of ranks `sparsejax.resized`
-    distributes what ranks held. Of several processes all call it, and if one of them cannot
-    read its part, all raise.
+    distributes the state by rank. In a job of several processes all call it, and if one of
+    them cannot read its part, all raise.
 
     Args:
         path: The folder of the checkpoint.
         like: A new state for the mesh, of the same parameters and optimizer:
             `trainer.init(params)`, or a tree with `sparsejax.init(tx, params, mesh)` in it.
             It says where the arrays of the checkpoint are placed; its values are not used.
-            On as many ranks `sparsejax.abstract_state` is enough.
+            On the same number of ranks `sparsejax.abstract_state` is enough.
         about: What the state should belong to, to be compared with the `about` of `save`.
         reduce: See `sparsejax.resized`, which rarely needs it.
 
@@ -57,10 +57,10 @@ def restore(
         The state, placed as `like` is.
 
     Raises:
-        CheckpointError: There is no checkpoint, it is not whole, a later version wrote it,
-            or it is of another model, transformation or run: before an array is read. Its
-            arrays are damaged. Of several processes on all, if one of them finds it so.
-        JobError: Another process does not say whether it could read its part.
+        CheckpointError: There is no checkpoint, or it is incomplete, of another format, or
+            of another model, transformation or run; no array was read. Or its arrays are
+            damaged. All processes raise it if one does.
+        JobError: Another process does not say in time whether it could read its part.
 
     Example:
         >>> opt_state = sparsejax.init(tx, params, mesh)  # on these ranks
@@ -79,14 +79,14 @@ def restore(
 
 
 def _read(path, like, about):
-    """The parts of a state, their arrays on this process, and whether to resize."""
+    """Returns the parts of a state, the arrays that were read, and whether to resize."""
     folder, record = folders.description(folders.folder_of(path))
     if about is not None:
         _check_about(records.check_about(about), record.about, folder)
     fresh, arrays = described(like)
     tree.check_not_donated(like, "sparsejax.restore", ", or with trainer.init(params)")
     here = ranks_of(like)
-    others = record.ranks.are_others(here)
+    others = record.ranks.differ_from(here)
     _check_same(record, fresh, here, others, folder, find(like, HELD))
     if others and any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):
         raise ArgumentError(
@@ -100,7 +100,7 @@ def _read(path, like, about):
 
 
 def _check_about(here, there, folder):
-    """Raises where a checkpoint is of another run, by what the callers say of theirs."""
+    """Raises if the `about` of the checkpoint differs from that of this run."""
     for name in [*here, *there]:
         was, now = (side.get(name, "nothing") for side in (there, here))
         if was != now:
@@ -111,14 +111,14 @@ def _check_about(here, there, folder):
 
 
 def _check_same(record, fresh, here, others, folder, held):
-    """Raises where a checkpoint is of another model or transformation."""
+    """Raises if a checkpoint is of another model or transformation."""
     found = first_difference(record.tree, fresh, others)
     if found is None:
         return
     ranks = ""
     if others:
         ranks = f" It is of {record.ranks.number} ranks, and here are {here.number}"
-        # As where flax.nnx has put what tx made into containers of its own.
+        # For example, flax.nnx puts the nodes that tx made into its own containers.
         none = ", and nothing in `like` says by its type what ranks hold: save and restore"
         ranks += "." if held else f"{none} what sparsejax.init(tx, params, mesh) made."
     raise CheckpointError(
@@ -131,13 +131,13 @@ def _check_same(record, fresh, here, others, folder, held):
 
 
 class _StatePart(NamedTuple):
-    """A part of a state that is restored as one.
+    """A part of a state: a leaf, or a node that is resized as a whole.
 
     Attributes:
-        path: Where it is.
-        saved: Its description.
-        like: What the fresh state holds there: a leaf, or a node to be resized.
-        is_held: Whether it is such a node.
+        path: Its path.
+        saved: Its description in the checkpoint.
+        like: The same part of the fresh state.
+        is_held: Whether it is a node to be resized.
     """
 
     path: str
@@ -146,7 +146,7 @@ class _StatePart(NamedTuple):
     is_held: bool
 
     def wanted(self) -> dict[int, Any]:
-        """The numbers of its arrays, with their shardings; None to have one whole."""
+        """Returns its arrays' shardings by number; None for an array to read whole."""
         if not self.is_held:
             of_leaf = getattr(self.saved, "number", None)
             return {} if of_leaf is None else {of_leaf: _sharding(self.like)}
@@ -155,11 +155,11 @@ class _StatePart(NamedTuple):
     def _arrays(self):
         saved: Any = self.saved
         if isinstance(self.like, ExchangeState):
-            saved = saved.parts["totals"]  # what schemes remember begins anew
+            saved = saved.parts["totals"]  # the states of schemes are the fresh ones
         return [part for _, part in leaves(saved) if isinstance(part, Array)]
 
     def whole(self, found: dict[int, Any]) -> Any:
-        """The node with all that the ranks held."""
+        """Returns the node with the whole arrays of all ranks."""
         of: Any = self.like.totals if isinstance(self.like, ExchangeState) else self.like
         fresh, structure = jax.tree.flatten(of)
         pairs = zip(self._arrays(), fresh, strict=True)
@@ -169,14 +169,14 @@ class _StatePart(NamedTuple):
         return node
 
     def leaf(self, found: dict[int, Any]) -> Any:
-        """The leaf where the fresh one is."""
+        """Returns the leaf, placed as the fresh one."""
         if isinstance(self.saved, Value):
             return self.saved.value
         return _leaf(self.saved, self.like, found)
 
 
 def _places(saved: Any, like: Any, others: bool, path: str = "") -> Iterator[_StatePart]:
-    """All parts of a state, in its order."""
+    """Yields the parts of a state, in its order."""
     parts = children(like)
     is_held = others and isinstance(like, HELD)
     if parts is None or is_held:
@@ -187,10 +187,10 @@ def _places(saved: Any, like: Any, others: bool, path: str = "") -> Iterator[_St
 
 
 def _sharding(like):
-    """Where an array goes; None for what is on no device in particular."""
+    """Returns the sharding to restore an array with; None for one that is not committed."""
     if isinstance(like, jax.ShapeDtypeStruct):
         return like.sharding
-    # What was not put anywhere follows what it is used with, and so it shall again.
+    # An uncommitted array moves to the devices of its operands, and must remain so.
     if not isinstance(like, jax.Array) or not like.committed:
         return None
     return jax.random.key_data(like).sharding if is_key(like) else like.sharding
@@ -212,7 +212,7 @@ def _whole(saved, like, found):
 
 def _leaf(saved, like, found):
     if saved.number is None and is_key(like):
-        return like  # there is no key
+        return like  # an array without elements
     x = _numbers(saved, found, like.dtype)
     if isinstance(like, np.ndarray | np.generic):
         return x[()] if isinstance(like, np.generic) else x
@@ -229,7 +229,7 @@ def _leaf(saved, like, found):
 
 
 def _put_together(like, places, found, others, reduce):
-    """The state, of its leaves and of the nodes that are resized."""
+    """Returns the state, made of its leaves and of the nodes that are resized."""
     names = tree.distinct([place.path for place in places])
     held = {name: place for name, place in zip(names, places, strict=True) if place.is_held}
     moved = {}

@@ -28,12 +28,12 @@ def save(
 ) -> None:
     """Writes a state into a folder, for `sparsejax.restore`.
 
-    It is written whole or not at all. All of it is read back and compared before the folder
-    gets its name, and a crash or a full disk leaves what was there before. Of several
-    processes all call it, with a path that all of them see. Each writes its shards. What is
-    no global array, such as a NumPy array, is written by process 0. If one process cannot
-    write or read its part, all raise, at the latest within minutes. It needs orbax: `pip
-    install 'sparsejax[checkpoint]'`.
+    It is written whole or not at all: all of it is read back and compared before the folder
+    gets its name, and a crash or a full disk leaves the path as it was. In a job of several
+    processes all call it, with a path that all of them see. Each writes its shards; process
+    0 alone writes leaves that are no global arrays, such as NumPy arrays. If one process
+    cannot write or read its part, all raise, at the latest within minutes. It needs orbax:
+    `pip install 'sparsejax[checkpoint]'`.
 
     Args:
         path: A folder that does not exist yet, such as one for each step. Its name may have
@@ -46,12 +46,12 @@ def save(
             new one was read back.
 
     Raises:
-        CheckpointError: The path cannot have a checkpoint, or has something already. The
-            state could not be written or read back: the path then has what it had before.
-        ArgumentError: The path is no path, or the state has what no checkpoint can hold.
-            Nothing was written.
-        StateError: The state is used up, or was cut. Nothing was written.
-        JobError: Another process does not say whether it could write its part.
+        CheckpointError: The path cannot be a checkpoint, or exists already; or the state
+            could not be written or read back, and the path is left as it was.
+        ArgumentError: The path is no path, or the state has a leaf that no checkpoint can
+            hold. Nothing was written.
+        StateError: An array of the state was donated, or cut. Nothing was written.
+        JobError: Another process does not say in time whether it could write its part.
 
     Example:
         >>> opt_state = sparsejax.init(tx, params, mesh)
@@ -87,11 +87,11 @@ def save(
 
 
 def _stored(x):
-    """An array as orbax writes it."""
+    """Returns an array in the form in which it is given to orbax."""
     if not isinstance(x, jax.Array):
         x = np.asarray(x)
         return x.astype(x.dtype.newbyteorder("="), copy=False)
     if is_key(x):
         x = jax.random.key_data(x)
-    # Of several processes orbax takes no arrays that one of them has for itself.
+    # In a job of several processes orbax refuses arrays that are local to one of them.
     return jax.device_get(x) if jax.process_count() > 1 and x.is_fully_addressable else x

@@ -1,13 +1,13 @@
-"""How a checkpoint gets its name: written whole, and read back, or not at all.
+"""Writes a checkpoint under another name, reads it back, and renames it: all or nothing.
 
-A folder has what orbax writes: `state` with the arrays, `about/metadata` with the JSON, and
-orbax's own `_CHECKPOINT_METADATA`. It is written under another name, read back, and only
-then renamed. So a crash, a full disk, or a write of which something is missing leaves
-nothing under the name that was asked for. One that takes the place of another does so by
-two renames: in between one of the two is whole at any time.
+The folder has the files that orbax writes: `state` with the arrays, `about/metadata` with
+the JSON, and orbax's own `_CHECKPOINT_METADATA`. It gets the requested name only when it
+was read back. So a crash, a full disk or an incomplete write leaves nothing under that
+name. To replace an old checkpoint takes two renames, between which both are complete under
+other names.
 
-In a bucket, where nothing is renamed, it is written under its name, and removed where it
-cannot be read back.
+In a bucket nothing can be renamed: a checkpoint is written under its own name, and removed
+if it cannot be read back.
 """
 
 import contextlib
@@ -26,25 +26,25 @@ from sparsejax.checkpoints.folders import LAST, NEXT, beside
 from sparsejax.errors import CheckpointError
 
 
-# Seconds after which each host sees what another one has written: a network's file system
-# remembers for a while that there was no such folder.
+# Seconds within which each host sees the files of another: a network file system may cache
+# for a while that a folder does not exist.
 _SEEN = 60.0
 
-# Two that write the same folder would remove each other's files.
+# Two threads that write the same folder would remove each other's files.
 _ONE_AT_A_TIME = threading.Lock()
 
 
 def write(
     folder: Any, about: dict[str, Any], part: Part, arrays: Sequence[Any], replace: bool
 ) -> None:
-    """Writes a checkpoint; all processes call it, and where one fails, all raise.
+    """Writes a checkpoint. All processes call it, and if one fails, all raise.
 
     Args:
-        folder: Where.
+        folder: The folder of the checkpoint.
         about: The JSON.
-        part: The description of the state, which the JSON has.
-        arrays: The arrays, by their numbers.
-        replace: Whether it may take the place of an existing one.
+        part: The description of the state, as in the JSON.
+        arrays: The arrays, in the order of their numbers.
+        replace: Whether it may replace an existing checkpoint.
     """
     writing.orbax()
     with _ONE_AT_A_TIME:
@@ -53,7 +53,7 @@ def write(
         )
         try:
             _write(folder, about, part, arrays, is_there)
-        except Exception as error:  # of any library that has a part in it
+        except Exception as error:  # orbax and TensorStore raise errors of many types
             kept = "the one before is kept" if is_there else "nothing of it is kept"
             raise CheckpointError(
                 f"the checkpoint could not be written to {folder}, and {kept}: "
@@ -62,7 +62,7 @@ def write(
 
 
 def _is_there(folder, replace):
-    """Whether a checkpoint exists, whose place another may take."""
+    """Whether a checkpoint exists; raises if it must not, or cannot, be replaced."""
     with folders.in_words(folder):
         there = folders.whole(folder)
         if not there.exists() and not folders.is_link(there):
@@ -110,12 +110,12 @@ def _write(folder, about, part, arrays, is_there):
 
 
 def _by_first(what, function):
-    """What process 0 does, before all go on."""
+    """Calls a function on process 0, while the others wait; if it raises, all raise."""
     together.on_all(what, lambda: function() if jax.process_index() == 0 else None)
 
 
 def _cleaned(folder):
-    """Removes what a save that was cut short has left of a checkpoint."""
+    """Removes the folders that an interrupted save has left, and finishes its renames."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     whole = folders.whole(folder)
     if whole != folder:
@@ -125,16 +125,16 @@ def _cleaned(folder):
 
 
 def _check(folder, about, part, arrays):
-    """Raises unless this process can read what it has given to be written."""
+    """Raises unless this process can read back the JSON, and the chunks that it wrote."""
     text = _seen(folder)
-    is_first = jax.process_index() == 0  # whose description was written
+    is_first = jax.process_index() == 0  # the process that wrote the JSON
     if is_first and records.checksum(json.loads(text)) != records.checksum(about):
         raise CheckpointError("its description says something else than was written")
     reading.check(folder, arrays_of(part), arrays)
 
 
 def _seen(folder):
-    """The text of the description, when this host sees what process 0 has written."""
+    """Returns the bytes of the JSON file, as soon as this host sees it."""
     end = time.monotonic() + (_SEEN if jax.process_count() > 1 else 0)
     while True:
         try:
@@ -149,9 +149,9 @@ def _seen(folder):
 
 
 def _named(folder, to, is_there):
-    """What was written gets its name, and takes the place of what had it at first.
+    """Gives a checkpoint its name, and removes the old one that had this name.
 
-    Where somebody else has given that name in the meantime the system refuses it.
+    If another program has made a folder of that name meanwhile, the file system refuses.
     """
     if to == folder:
         return

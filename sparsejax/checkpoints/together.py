@@ -1,8 +1,8 @@
-"""What one process cannot read or write all refuse, so that none waits, or goes on.
+"""Raises on all processes if one cannot read or write its part, so that none waits for it.
 
-Each process of a job reads its own part, of files that another may have written, or of
-copies on its own host, and writes its own part. Then each says by the coordination
-service's store whether it could.
+Each process of a job reads and writes its own part, of files that another process may have
+written, or of copies on its own host. Then each reports, by the store of the coordination
+service, whether it could.
 """
 
 import socket
@@ -17,17 +17,23 @@ from sparsejax.jobs import store
 
 _T = TypeVar("_T")
 
-# Seconds that a process waits for others which have more to do, or a slower disk.
+# Seconds to wait for processes that have more to do, or a slower disk.
 _TO_DO = 3600.0
 
 
 def on_all(what: str, do: Callable[[], _T]) -> _T:
-    """What each process returns that does its part, where all can; all processes call it.
+    """Calls a function on all processes, and raises on all if it raises on one.
+
+    All processes call it.
 
     Args:
-        what: What is asked, in words, for messages.
-        do: Does this process's part. It may wait for another one only for a limited time;
-            JAX's error, if that one does not come, is not reported as the cause.
+        what: The question whether it succeeded, in words, for messages.
+        do: Does this process's part. It may wait for another process only for a limited
+            time. A timeout then raises an error of JAX, which is not reported as the cause
+            if there is another.
+
+    Returns:
+        The result of `do` on this process.
 
     Raises:
         CheckpointError: On all processes, if one of them cannot.
@@ -39,7 +45,7 @@ def on_all(what: str, do: Callable[[], _T]) -> _T:
     part: Any = None
     try:
         part = do()
-    except Exception as error:  # of any kind: the others would wait
+    except Exception as error:  # all types, because the other processes would wait
         failed = error
     why = None if failed is None else str(failed) or type(failed).__name__
     follows = isinstance(failed, jax.errors.JaxRuntimeError)

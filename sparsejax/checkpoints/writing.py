@@ -1,8 +1,8 @@
-"""The part of orbax: it writes a checkpoint into a folder that does not exist yet.
+"""Writes a checkpoint by orbax into a folder that does not exist yet.
 
 orbax writes into a folder of another name beside that one, and renames it when all
-processes have written. Chunks of arrays are written by a handler of our own, which is how
-orbax lets others say what is on disk: orbax's own has no option for checksums.
+processes have written. Chunks of arrays are written by a custom type handler, because that
+of orbax has no option for checksums.
 """
 
 import asyncio
@@ -19,25 +19,25 @@ from sparsejax.checkpoints import chunks, reading
 
 
 ABOUT = "about"
-UNFINISHED = ".orbax-checkpoint-tmp"  # in the other name
+UNFINISHED = ".orbax-checkpoint-tmp"  # part of the name of orbax's temporary folder
 
 
 def orbax() -> Any:
-    """orbax, without which no checkpoint is written."""
+    """Returns orbax's module of checkpoints; raises if it is not installed."""
     try:
-        import orbax.checkpoint as ocp  # takes a second, for those who want it
+        import orbax.checkpoint as ocp  # optional, and its import takes a second
     except ImportError as error:
         raise reading.missing(error) from None
     return ocp
 
 
 def write(folder: Any, about: dict[str, Any], arrays: Sequence[Any]) -> None:
-    """Writes a checkpoint; all processes call it.
+    """Writes a checkpoint. All processes call it.
 
     Args:
-        folder: Where.
+        folder: The folder, which does not exist.
         about: The JSON.
-        arrays: The arrays, by their numbers.
+        arrays: The arrays, in the order of their numbers.
     """
     ocp = orbax()
     items = {ABOUT: ocp.args.JsonSave(about)}
@@ -49,10 +49,10 @@ def write(folder: Any, about: dict[str, Any], arrays: Sequence[Any]) -> None:
 
 
 def _checkpointer(ocp):
-    """What writes, and waits for other processes for a limited time.
+    """Makes a checkpointer that waits for other processes for a limited time.
 
-    Of several it is given which they are, though they are all: orbax then waits for them at
-    barriers, for five minutes at most, and else in collectives, for ever.
+    It is given the list of active processes, although all are: orbax then waits for them at
+    barriers, at most five minutes, and otherwise in collectives, without a timeout.
     """
     ours = _handler(ocp)
     registry = ocp.type_handlers.create_type_handler_registry(
@@ -69,10 +69,10 @@ def _checkpointer(ocp):
 
 
 def _handler(ocp):
-    """What writes arrays for orbax, each process the chunks that it has."""
+    """Makes a type handler by which each process writes the chunks of its shards."""
 
-    class Handler(ocp.type_handlers.NumpyHandler):  # as whose orbax alone restores them
-        _array_metadata_store = None  # orbax warns at each save where this is not said
+    class Handler(ocp.type_handlers.NumpyHandler):  # so that orbax alone restores arrays
+        _array_metadata_store = None  # without it orbax warns at each save
 
         async def serialize(self, values, infos, args=None):
             written = _written(ocp, values, infos)
@@ -100,7 +100,7 @@ async def _write_array(ocp, x, info):
         process_index=jax.process_index(),
     )
     spec["metadata"]["codecs"] = list(chunks.CODECS)
-    # What an array is, process 0 alone writes down.
+    # Process 0 alone writes the metadata of an array.
     how = {"create": True} if is_first else {"assume_metadata": True}
     ts = reading.tensorstore()
     store = await ts.open(spec, open=True, dtype=x.dtype, context=info.ts_context, **how)
@@ -114,14 +114,14 @@ async def _write_array(ocp, x, info):
 
 
 def _literal(folder):
-    """The folder for orbax, which looks for patterns in it, with its name as it is.
+    """Returns the folder as a path of orbax whose `glob` takes its own path literally.
 
-    orbax globs for what each process has written, `folder.glob("ocdbt.process_*")`, and
-    finds none where brackets in the folder's own path are a pattern.
+    orbax finds the files of each process by `folder.glob("ocdbt.process_*")`, and would
+    find none if it took brackets in the path of the folder for a pattern.
     """
     if not isinstance(folder, pathlib.Path):
         return folder
-    from etils import epath  # the paths of orbax
+    from etils import epath  # the library of orbax's paths
 
     path: Any = type(epath.Path("/"))
 

@@ -1,6 +1,6 @@
-"""What the processes of a job exchange outside of collectives, and compare.
+"""Communication between the processes of a job outside of collectives, and comparisons.
 
-`store` is the coordination service's, `distributed` where JAX keeps it, `versions` what
-decides which programs a process compiles, `agreement` the comparison of what processes say,
-topic by topic.
+`store` exchanges values through the coordination service, which `distributed` takes from
+JAX. `versions` lists versions and settings that determine the compiled programs, and
+`agreement` compares such values between processes, topic by topic.
 """

@@ -1,9 +1,9 @@
-"""What processes say of themselves, compared: topic by topic, and what differs by name.
+"""Compares values between processes, topic by topic, and names those that differ.
 
-Through the coordination service go a hash of each topic; only where one differs all of what
-the first of the processes says of it, and of the others what they say differently. So a job
-that agrees exchanges some hundred bytes a process, whatever the size of its model, and all
-processes come to the same sentences.
+The processes exchange a hash of each topic through the coordination service. Only for a
+topic whose hashes differ, the first process sends all of its values, and each other process
+those that differ from them. So if all agree, a process sends about a hundred bytes,
+whatever the size of the model; and all processes report the same sentences.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from sparsejax.jobs import store
 from sparsejax.jobs.texts import listed
 
 
-Topics = Mapping[str, Mapping[str, str]]  # by topic, a value by its name
+Topics = Mapping[str, Mapping[str, str]]  # the values of each topic by name
 
 _NOTHING = "nothing"
 _MOST = 5  # sentences about a topic
@@ -23,7 +23,7 @@ _LONG = 160  # characters of a value
 
 
 def processes_of(devices: Iterable[object]) -> tuple[int, ...]:
-    """The numbers of the processes that have these devices."""
+    """Returns the sorted indices of the processes that have these devices."""
     return tuple(sorted({getattr(device, "process_index", 0) for device in devices}))
 
 
@@ -35,18 +35,21 @@ def disagreements(
     timeout: float,
     why: str = "",
 ) -> list[str]:
-    """What does not fit of what these processes say, a sentence each, the same on all.
+    """Compares values between processes. All of them call it.
 
     Args:
-        what: What is asked, in words, for messages.
-        topics: What this process says: in each topic a value by its name.
-        fixes: What to do where values of a topic differ.
-        processes: The numbers of those that are asked, this one among them.
+        what: The purpose of the comparison, in words, for messages.
+        topics: The values of this process, by topic and name.
+        fixes: The remedy if values of a topic differ, by topic.
+        processes: The indices of the processes to compare, this one included.
         timeout: Seconds to wait for the others.
-        why: Why this process cannot say it, if it cannot.
+        why: The reason why this process has no values, or "".
+
+    Returns:
+        A sentence for each difference, the same list on all processes.
 
     Raises:
-        JobError: One of them does not come in time, or asks something else.
+        JobError: A process does not answer in time, or compares something else.
     """
     hashes = {topic: _hash(values) for topic, values in topics.items()}
     own = {"host": socket.gethostname(), "why": why, "hashes": hashes}
@@ -69,7 +72,7 @@ def disagreements(
 
 
 def _in_full(what, differing, topics, fixes, hosts, timeout):
-    """The sentences about topics that differ."""
+    """Exchanges the values of topics that differ, and returns sentences about them."""
     processes = list(hosts)
     mine = {topic: dict(topics.get(topic, {})) for topic in differing}
     is_first = store.place().process == processes[0]
@@ -104,12 +107,14 @@ def _in_full(what, differing, topics, fixes, hosts, timeout):
 def differences(
     what: str, values: Mapping[int, str], hosts: Mapping[int, str] | Sequence[str]
 ) -> list[str]:
-    """One sentence on which process says which value, or none if all say the same.
+    """Returns a list of one sentence that says which process has which value.
+
+    The list is empty if all values are equal.
 
     Args:
         what: The name of the value.
-        values: By process.
-        hosts: The names of hosts, by process.
+        values: The value of each process, by index.
+        hosts: The host name of each process, by index.
     """
     groups: dict[str, list[int]] = {}
     for process, value in values.items():
@@ -126,12 +131,12 @@ def differences(
 def who(
     processes: Sequence[int], hosts: Mapping[int, str] | Sequence[str], most: int = 3
 ) -> str:
-    """Processes in words, each with its host."""
+    """Returns a list of processes as text, each with its host."""
     return listed([f"host {hosts[i]} (process {i})" for i in processes], most)
 
 
 def _cut(value, shared):
-    """A value; of a long one what it holds where it begins to differ from others."""
+    """Returns a value as text, cut to the part around the first difference if long."""
     text = str(value)
     begin = max(0, shared - _LONG // 2) if len(text) > _LONG else 0
     before = "... " if begin else ""
@@ -140,7 +145,7 @@ def _cut(value, shared):
 
 
 def _common(texts):
-    """How many characters all texts begin with."""
+    """Returns the length of the common prefix of texts."""
     letters = enumerate(zip(*texts, strict=False))
     return next((at for at, each in letters if len({*each}) > 1), min(map(len, texts)))
 

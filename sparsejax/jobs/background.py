@@ -1,10 +1,10 @@
-"""Programs that run concurrently with a process' steps, in one thread, in sequence.
+"""Runs programs in a background thread, in sequence, concurrently with a process's steps.
 
-A backend may run programs of one thread in the order in which they were dispatched, as
-XLA:CPU does, so what is to run beside the steps is dispatched by another thread. Programs
-that send have to be in one order on all processes: those of this thread are, if all
-processes hand them over in one order. A program of the main thread that sends waits for
-them before (`wait`), and steps in between send nothing.
+A backend may run the programs of one thread in the order in which they were dispatched, as
+XLA:CPU does, so a program that is to overlap with the steps is dispatched by another
+thread. Programs with collectives must run in the same order on all processes: those of this
+thread do, if all processes submit them in the same order. The main thread calls `wait`
+before its own programs with collectives; the steps in between have none.
 """
 
 import queue
@@ -21,17 +21,17 @@ _PENDING: list[Future] = []
 
 
 def submit(program: Callable[..., Any], *args: Any) -> Future:
-    """Hands a program over, and waits until it is dispatched.
+    """Submits a program to the thread, and waits until it is dispatched.
 
     Args:
         program: A compiled program.
-        *args: Its arguments, which nothing else may use up.
+        *args: Its arguments, which no other program may be given as donated.
 
     Returns:
-        What becomes of it: the results, once they are computed.
+        A future of the results, which is done when they are computed.
     """
     if not any(thread.name == __name__ for thread in threading.enumerate()):
-        # A daemon: a process that fails does not wait for messages that never come.
+        # A daemon, so that a process that fails exits without waiting for a collective.
         threading.Thread(target=_work, name=__name__, daemon=True).start()
     future, dispatched = Future(), threading.Event()
     _PENDING[:] = [one for one in _PENDING if not one.done()] + [future]
@@ -41,7 +41,7 @@ def submit(program: Callable[..., Any], *args: Any) -> Future:
 
 
 def wait() -> None:
-    """Waits until nothing runs in the background; what fails raises where it is used."""
+    """Waits until no program runs in the background; a failure raises from its future."""
     for future in list(_PENDING):
         future.exception()
     _PENDING.clear()

@@ -1,7 +1,7 @@
-"""What JAX knows of the job that a process joins, and has no public name for.
+"""Access to private names of JAX about the job that a process has joined.
 
-This file alone reaches for it. Each name is looked up where it is asked for, so that a
-version of JAX that has moved one fails there alone.
+No other file uses them. Each name is looked up by the function that needs it, so that a
+version of JAX that has moved one breaks only that function.
 """
 
 from typing import Any

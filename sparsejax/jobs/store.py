@@ -1,8 +1,8 @@
-"""What the processes of a job exchange outside of collectives.
+"""Exchanges values between the processes of a job without collectives.
 
-The coordination service of `jax.distributed` has a store of texts. It works when devices do
-not: before they are counted, where hosts have different numbers of them, and where programs
-would not fit together. `jobs.distributed` reaches for it.
+It uses the key-value store of the coordination service of `jax.distributed`, which
+`jobs.distributed` gives access to. The store works when devices do not: before they are
+initialized, if hosts have different numbers of them, and if programs are incompatible.
 """
 
 import dataclasses
@@ -20,23 +20,23 @@ from sparsejax.jobs import distributed
 from sparsejax.jobs.texts import listed
 
 
-_TO_READ = 5.0  # seconds for which the first process waits for those that read why it ends
+_TO_READ = 5.0  # seconds that process 0 waits, before it raises, until others have read
 _LONGEST = (1 << 31) - 1  # milliseconds, 24 days
 
-# Those that ask together ask in the same order, so that a number tells one question from
-# the next.
+# A counter for each set of processes. They ask their questions in the same order, so a
+# number identifies a question.
 _asked: dict[tuple[int, ...], Iterator[int]] = {}
 _silent: list[int] = []  # processes that did not answer
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where this process stands in its job.
+    """The place of this process in its job.
 
     Attributes:
-        process: Its number.
-        processes: How many processes the job has.
-        coordinator: The address of the coordinator, or None where there is no job.
+        process: The index of this process.
+        processes: The number of processes of the job.
+        coordinator: The address of the coordinator; None if no job was joined.
     """
 
     process: int
@@ -45,7 +45,7 @@ class Place:
 
 
 def place() -> Place:
-    """This process's place; it does not start the devices, as `jax.process_index` does."""
+    """Returns this process's place; unlike `jax.process_index` it starts no devices."""
     state = distributed.state()
     if state.client is None:
         return Place(0, 1, None)
@@ -53,7 +53,7 @@ def place() -> Place:
 
 
 def is_waiting() -> bool:
-    """Whether saying good-bye to the job would wait for a process that said nothing."""
+    """Whether leaving the job would wait for a process that did not answer."""
     return bool(_silent)
 
 
@@ -64,19 +64,21 @@ def of_all(
     hosts: Sequence[str] | Mapping[int, str] | None = None,
     processes: Sequence[int] | None = None,
 ) -> list:
-    """What each process says, in the order of their numbers; alone, what this one says.
+    """Gathers a value from each process. All of them call it.
 
     Args:
-        what: What is asked, in words, for the message.
-        value: What this process says; it must have a form in JSON.
+        what: A description of the value, in words, for messages.
+        value: The value of this process, which JSON can encode.
         timeout: Seconds to wait for the others.
-        hosts: The names of the hosts by process, where they are known.
-        processes: The numbers of those that ask, this one among them; None for all of the
-            job.
+        hosts: The host name of each process, by index, if known.
+        processes: The indices of the processes, this one included; None for all of the job.
+
+    Returns:
+        The values, decoded from JSON, in the order of the processes' indices.
 
     Raises:
-        JobError: On every process that came, if one of them does not come in time, or
-            asks something else.
+        JobError: On every process that called it, if another one does not do so in time,
+            or gathers something else.
     """
     here = place()
     everyone = range(here.processes)
@@ -123,7 +125,7 @@ def of_all(
 
 
 def _folder(asking: tuple[int, ...], of: int) -> str:
-    """The place in the store of the next question of these processes."""
+    """Returns the key prefix in the store for the next question of these processes."""
     number = next(_asked.setdefault(asking, itertools.count(1)))
     if len(asking) == of:
         return f"sparsejax/{number}"
@@ -132,9 +134,9 @@ def _folder(asking: tuple[int, ...], of: int) -> str:
 
 
 def _let_all_read(client, folder: str, process: int, entries: dict[str, str]) -> None:
-    """Waits on process 0 until the others that are there know who is not.
+    """Waits on process 0 until the others that answered have read which did not.
 
-    With process 0 ends the coordinator, and with it each process that still asks it.
+    When process 0 exits, so does the coordinator, and then each process that still uses it.
     """
     if process > 0:
         client.key_value_set(f"{folder} read/{process}", "")
@@ -147,11 +149,11 @@ def _let_all_read(client, folder: str, process: int, entries: dict[str, str]) ->
             try:
                 client.blocking_key_value_get(f"{folder} read/{other}", left)
             except jax.errors.JaxRuntimeError:
-                pass  # It has ended, or joined the job later.
+                pass  # It has exited, or joined the job later.
 
 
 def _check_asked(asked: dict[int, str]) -> None:
-    """Raises where processes are at other places of a script, or run other scripts."""
+    """Raises if processes are at different places of a script, or run different scripts."""
     first = min(asked)
     for process, what in sorted(asked.items()):
         if what != asked[first]:

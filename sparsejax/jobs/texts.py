@@ -1,4 +1,4 @@
-"""Values as texts that are the same in processes that have the same value, and lists."""
+"""Text of values, equal in all processes that have equal values, and of lists of names."""
 
 import dataclasses
 import re
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def text_of(value: Any) -> str:
-    """What is the same in processes that have the same value.
+    """Returns a value as text that is equal in all processes that have an equal value.
 
-    Each process has its own order of a set, and its own addresses of objects.
+    `repr` is not: it depends on the order of a set and on the addresses of objects.
     """
     if isinstance(value, (set, frozenset)):
         return "{" + ", ".join(sorted(map(text_of, value))) + "}"
@@ -27,6 +27,6 @@ def text_of(value: Any) -> str:
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """Names in words, the first of many."""
+    """Returns names as text: the first `most` of them, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,1 +1,1 @@
-"""What is read from a state: metrics, and whether replicas are equal."""
+"""Functions that read a state: metrics, and the comparison of replicas."""

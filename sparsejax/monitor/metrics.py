@@ -1,4 +1,4 @@
-"""What a training run shows of its state: metrics as scalars, and residuals as trees."""
+"""Metrics of a state as scalars, and its residuals as a tree."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ from sparsejax.transforms.wrappers import AccumulateState, SkipState
 def residuals(state: Any) -> Any:
     """Returns the residuals of all ranks, as a tree like the parameters.
 
-    A residual is what a rank has not sent yet, for a sparsifier or a lossy scheme. A leaf
-    that a sparsifier sends whole has the error of rounding to its dtype, mostly zeros. A
-    leaf whose scheme sends everything is an `optax.MaskedNode`. Where several
-    transformations each have some of the leaves (`optax.masked`, `optax.partition`), the
-    result is one tree of all.
+    A residual is the part of a gradient that a rank has not sent yet, for a sparsifier or a
+    lossy scheme. If a sparsifier sends a leaf whole, its residual is the error of rounding
+    to its dtype, mostly zeros. A leaf whose scheme is lossless is an `optax.MaskedNode`. If
+    several transformations each have some of the leaves (`optax.masked`,
+    `optax.partition`), the result is one tree of all leaves.
 
     Args:
         state: An optimizer state, in which transformations may be chained, masked or
@@ -38,8 +38,8 @@ def residuals(state: Any) -> Any:
         True
 
     See Also:
-        `sparsejax.metrics`: the norm of the residuals, and the traffic.
-        `sparsejax.summary`: the traffic as a table.
+        `sparsejax.metrics`: returns the norm of the residuals, and the traffic.
+        `sparsejax.summary`: returns the traffic as a table.
         `sparsejax.explain`: forecasts the traffic.
     """
     tree.check_not_donated(state, "sparsejax.residuals")
@@ -76,24 +76,25 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     and `sync/<what>` for totals. A second synchronization in the same state is `sync1`, and
     so on.
 
-    * `wire_bytes`: what one rank sent; `payload_bytes`: what its entries needed without
-      padding.
-    * `dense_bytes`: what an all-reduce would have sent.
-    * `inside_bytes`: what one rank sent inside a host, where there are two levels, or under
-      `jit` over axes other than the ranks'. A sparsifier or `accumulate` that came first
-      has its own, `sparsify/inside_bytes` and `accumulate/inside_bytes`.
-    * `rounds`: the number of messages with entries that followed one another.
+    * `wire_bytes`: the bytes that one rank sent; `payload_bytes`: those that its entries
+      needed, without padding.
+    * `dense_bytes`: the bytes that an all-reduce would have sent.
+    * `inside_bytes`: the bytes that one rank sent inside a host, in an exchange of two
+      levels, or under `jit` over axes other than the ranks'. A sparsifier or `accumulate`
+      that precedes the exchange has its own, `sparsify/inside_bytes` and
+      `accumulate/inside_bytes`.
+    * `rounds`: the number of messages with entries that one rank sent one after another.
     * densities and imbalances: see `Traffic`.
-    * `exchanges`, and bytes that begin with `total_`: since the first state, exact for any
-      length of a run. Steps that `skip_nonfinite` left out are not in them.
-    * `residual_norm`, where ranks have residuals: the norm over all ranks. A sparsifier has
+    * `exchanges`, and bytes that begin with `total_`: since the first state, exact for a
+      run of any length. Steps that `skip_nonfinite` skipped are not counted.
+    * `residual_norm`, if ranks have residuals: the norm over all ranks. A sparsifier has
       `sparsify/residual_norm`, over all leaves. With `check_vma=False` the shards of a leaf
       over another mesh axis are not known, and the norm is that of the fullest shard.
-    * `skip/skipped`: the number of updates that `skip_nonfinite` left out.
+    * `skip/skipped`: the number of updates that `skip_nonfinite` skipped.
 
-    Where a sparsifier selects from several buckets together, they are exchanged as one.
-    Each then has a share of the bytes by its capacity, the first has the rounds, and
-    densities and imbalances are those of all. Nothing is computed or sent, so one of
+    If a sparsifier selects from several buckets together, they are exchanged as one. Each
+    then has a share of the bytes by its capacity, the first has the rounds, and densities
+    and imbalances are those of the whole exchange. Nothing is computed or sent, so one of
     several processes may call it alone.
 
     Args:
@@ -108,8 +109,8 @@ def metrics(state: Any) -> dict[str, jax.Array]:
         >>> sent = sparsejax.metrics(opt_state)["sync/wire_bytes"]
 
     See Also:
-        `sparsejax.summary`: the same as a table, to be printed.
-        `sparsejax.residuals`: what ranks have not sent yet.
+        `sparsejax.summary`: returns the same as a table, to be printed.
+        `sparsejax.residuals`: returns the residuals of all ranks.
         `sparsejax.explain`: forecasts the same before a run.
     """
     exchanges = find(state, ExchangeState)
@@ -140,7 +141,7 @@ def metrics(state: Any) -> dict[str, jax.Array]:
 
 
 def _of_exchange(state, prefix):
-    """The metrics of an exchange, by bucket and in all."""
+    """Returns the metrics of an exchange, of each bucket and in total."""
     result: dict[str, Any] = {}
     totals: dict[str, Any] = {"wire_bytes": 0.0, "payload_bytes": 0.0, "dense_bytes": 0.0}
     for name, traffic in tree.here(state.traffic).items():

@@ -1,13 +1,12 @@
-"""Whether replicas are the same, bit for bit: `check_replicas`.
+"""Checks that replicas are equal bit for bit: `check_replicas`.
 
-On the wire: two words of 32 bits for each leaf, gathered from all devices, and nothing
-else. Each device makes a checksum of what it holds (`checksums`), so one pass over its
-copy; the processes compare, each all of them, so that all come to the same answer and raise
-the same error.
+On the wire: two words of 32 bits for each leaf, gathered from all devices. Each device
+computes a checksum of its copy (`checksums`), in one pass. Each process compares those of
+all devices, so that all have the same result and raise the same error.
 
-Why XLA cannot take the answer for granted: the arrays are typed as the same on all
-devices, and would be free to gather one checksum for all. So each device hides its own
-under a number that it alone has, and the processes take that off again.
+The arrays are typed as equal on all devices, so XLA may replace the gather by copies of one
+device's checksum. To prevent this, each device combines its checksum by xor with a number
+that differs by device, and the processes remove it again.
 """
 
 import collections
@@ -44,22 +43,22 @@ _TO_NAME_HOSTS = 10.0  # seconds
 def check_replicas(
     tree: Any, axis_name: AxisName | None = None, *, step: int | None = None, every: int = 1
 ) -> None:
-    """Raises on all processes where ranks hold different bits of what should be equal.
+    """Raises on all processes if replicas of an array differ in any bit.
 
-    Replicas diverge silently: a device computes wrongly, a host has another copy of a
+    Replicas diverge silently: a device computes wrongly, a host reads another copy of a
     checkpoint, an update was never synchronized. Each rank then trains a model of its own,
     and the loss shows it late or never. The function compares the copies of each leaf by a
     checksum of their bits. It finds every difference in one element of at most 32 bits, and
     misses any other one with a probability of 2**-64.
 
-    It reads each leaf once, sends eight bytes for it, and waits for the result: that is
+    It reads each leaf once, sends eight bytes for it, and waits for the result, which is
     cheap at every 100th step. All processes call it, for the same tree. The trainer of
     `sparsejax.data_parallel(..., check_every=100)` calls it by itself.
 
-    Not compared is what has no copy: what is sharded over the ranks, such as a
-    `ColumnTable`; what each rank has for itself (`PerRank`), such as residuals; and arrays
-    on one device. Of a leaf that is sharded over another mesh axis, the copies of each
-    shard are compared.
+    Arrays without copies are not compared: those sharded over the ranks, such as a
+    `ColumnTable`; state by rank (`PerRank`), such as residuals; and arrays on one device.
+    For a leaf that is sharded over another mesh axis, the copies of each shard are
+    compared.
 
     Args:
         tree: Parameters, an optimizer's state, a `TrainState`, or any tree of arrays on a
@@ -71,7 +70,7 @@ def check_replicas(
 
     Raises:
         ReplicaError: With the first leaves that differ, and the ranks, with their processes
-            and hosts, that hold something else than most.
+            and hosts, whose copies differ from those of the majority.
 
     Example:
         >>> from jax.sharding import NamedSharding
@@ -104,7 +103,7 @@ def check_replicas(
 
 
 class _Leaf(NamedTuple):
-    """A leaf that may have copies, with the keys on the way to it."""
+    """A leaf that may have copies, with its key path."""
 
     keys: tuple
     array: jax.Array
@@ -136,7 +135,7 @@ def _compare(given, axis_name, when):
 
 
 def _leaves(given: Any) -> Iterator[_Leaf]:
-    """The arrays of a tree that are to be the same on all ranks, and lie on several."""
+    """Yields the arrays that should be equal on all ranks, and are on several devices."""
     is_node = lambda node: isinstance(node, PerRank) or sharded.is_sharded(node)
     pairs = jax.tree_util.tree_leaves_with_path(given, is_leaf=is_node)
     for keys, node in pairs:
@@ -162,7 +161,7 @@ def _leaves(given: Any) -> Iterator[_Leaf]:
 
 
 def _copied_over(leaf: _Leaf, axis_name: AxisName | None) -> tuple[str, ...]:
-    """The mesh axes along which there are copies of a leaf, or of each of its shards."""
+    """Returns the mesh axes over which a leaf is replicated."""
     names = leaf.mesh.axis_names
     if axis_name is not None:
         names = axes.axis_names(axis_name)
@@ -173,7 +172,7 @@ def _copied_over(leaf: _Leaf, axis_name: AxisName | None) -> tuple[str, ...]:
 
 
 def _checksums(mesh: Mesh, leaves: Sequence[_Leaf]) -> np.ndarray:
-    """The checksums of what each device holds, uint32 [devices, leaves, 2]."""
+    """Returns the checksums of each device's copies, uint32 [devices, leaves, 2]."""
     program = _program(mesh, tuple(_shortest(leaf.spec) for leaf in leaves))
     sums = tree.here(program([leaf.array for leaf in leaves]))
     hidden = hashing.mix32(np.arange(mesh.size, dtype=np.uint32), _SEED)
@@ -181,7 +180,7 @@ def _checksums(mesh: Mesh, leaves: Sequence[_Leaf]) -> np.ndarray:
 
 
 def _shortest(spec: PartitionSpec) -> PartitionSpec:
-    """A spec without a None at its end, as JAX writes it on Explicit meshes."""
+    """Returns a spec without a None at its end, as JAX writes it on Explicit meshes."""
     parts = list(spec)
     while parts and parts[-1] is None:
         parts.pop()
@@ -190,9 +189,9 @@ def _shortest(spec: PartitionSpec) -> PartitionSpec:
 
 @functools.lru_cache(maxsize=64)
 def _program(mesh: Mesh, of_leaves: tuple[PartitionSpec, ...]):
-    """From arrays on a mesh to their checksums on each device, compiled once for each tree.
+    """Returns a program from arrays on a mesh to the hidden checksums of all devices.
 
-    `jax.jit` compiles anew where shapes or dtypes differ.
+    It is cached by mesh and specs; `jax.jit` compiles it again for other shapes and dtypes.
     """
     wire = Wire(mesh.axis_names)
 
@@ -209,13 +208,13 @@ def _program(mesh: Mesh, of_leaves: tuple[PartitionSpec, ...]):
 
 
 class _Mismatch(NamedTuple):
-    """Copies of a leaf, or of one of its shards, that are not the same.
+    """Copies of a leaf, or of one of its shards, that are not all equal.
 
     Attributes:
-        keys: On the way to the leaf.
-        mesh: Where it lies.
-        groups: The numbers of the devices that hold the same, most of them first.
-        over: The axes that number the ranks.
+        keys: The key path of the leaf.
+        mesh: The mesh of the leaf.
+        groups: The positions in the mesh of devices with equal copies, the largest first.
+        over: The mesh axes of the ranks.
     """
 
     keys: tuple
@@ -225,12 +224,12 @@ class _Mismatch(NamedTuple):
 
     @property
     def is_tied(self) -> bool:
-        """Whether no copy is that of most."""
+        """Whether the two largest groups are of one size, so that none is the majority."""
         return len(self.groups[0]) == len(self.groups[1])
 
 
 def _differences(mesh, pairs, sums, axis_name) -> list[_Mismatch]:
-    """The leaves whose copies are not all the same, in their order in the tree."""
+    """Returns the leaves whose copies are not all equal, in the order of the tree."""
     over = mesh.axis_names if axis_name is None else axes.axis_names(axis_name)
     found = []
     for at, (leaf, copied) in enumerate(pairs):
@@ -248,7 +247,7 @@ def _differences(mesh, pairs, sums, axis_name) -> list[_Mismatch]:
 
 @functools.lru_cache(maxsize=64)
 def _copies(mesh: Mesh, copied: tuple[str, ...]) -> np.ndarray:
-    """The numbers of devices that hold the same: int [shards, copies]."""
+    """Returns the positions in the mesh of each shard's copies: int [shards, copies]."""
     numbers = np.arange(mesh.size).reshape(mesh.devices.shape)
     at = [mesh.axis_names.index(name) for name in copied]
     numbers = np.moveaxis(numbers, at, range(-len(at), 0))
@@ -278,7 +277,7 @@ def _message(found: list[_Mismatch], count: int, when: str) -> str:
 
 
 def _groups(one: _Mismatch, hosts) -> str:
-    """Who holds what, of one leaf."""
+    """Returns which ranks differ from the others in one leaf, as text."""
     label = lambda numbers: listed([_rank(one, i, hosts) for i in numbers], 4)
     if one.is_tied:
         sides = [label(group) for group in one.groups]
@@ -289,7 +288,13 @@ def _groups(one: _Mismatch, hosts) -> str:
 
 
 def _rank(one: _Mismatch, number: int, hosts) -> str:
-    """A device as a rank: of which number, and where."""
+    """Returns the rank of a device, with its place, as text.
+
+    Args:
+        one: The copies that differ.
+        number: The position of the device in the mesh.
+        hosts: The text about the host of each process, by index.
+    """
     shape = one.mesh.devices.shape
     at = dict(zip(one.mesh.axis_names, np.unravel_index(number, shape), strict=True))
     sizes = [one.mesh.shape[name] for name in one.over]
@@ -305,7 +310,7 @@ def _rank(one: _Mismatch, number: int, hosts) -> str:
 
 
 def _hosts(found: list[_Mismatch]) -> dict[int, str]:
-    """Where processes run, for the message; all raise, so all are asked."""
+    """Returns the hosts of processes for the message; all processes raise, and call it."""
     known: dict[int, str] = {}
     for mesh in dict.fromkeys(one.mesh for one in found):
         processes = agreement.processes_of(mesh.devices.flat)
@@ -315,6 +320,6 @@ def _hosts(found: list[_Mismatch]) -> dict[int, str]:
         try:
             answers = store.of_all("its host", own, _TO_NAME_HOSTS, processes=processes)
         except JobError:
-            continue  # The numbers of the processes have to do.
+            continue  # The message then names processes without hosts.
         known |= dict(zip(processes, answers, strict=True))
     return known

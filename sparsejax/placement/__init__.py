@@ -1,1 +1,1 @@
-"""Where states lie: the specs of a chain, its first state, and the setup of a job."""
+"""The placement of states on a mesh: their specs, first states, and the checks of a job."""

@@ -1,16 +1,17 @@
 """Checks of a whole chain of transformations, by types alone: nothing is computed or sent.
 
-Each transformation sees its own gradients, and not what stands before and after it. What
-goes wrong in silence there is found where a state is made, which sees all of the chain:
+A transformation is given gradients, and does not know what precedes or follows it in the
+chain. So mistakes that raise no error in `update` are found when a state is made, where the
+whole chain is known:
 
-    a stateful optimizer in front of a synchronization    its state differs by rank
-    something between a sparsifier and a synchronization  it computes with indices
-    a sparsifier and no synchronization after it         entries are no update
-    `accumulate` in front of a stateful optimizer         it is run on zeros in between
-    `local_steps` in front of one                         the same
+    a stateful optimizer before a synchronization         its state differs by rank
+    another part between sparsifier and synchronization   it is given entries
+    a sparsifier without a synchronization after it       entries are no update
+    `accumulate` before a stateful optimizer              it runs on zeros in between
+    `local_steps` before a stateful optimizer             the same
 
-For that one update is traced with gradients that vary over the ranks, in which
-synchronizations and sparsifiers only say what types they return.
+One update is traced with gradients that vary over the ranks. In it, synchronizations and
+sparsifiers only return values of the right types.
 """
 
 import functools
@@ -41,8 +42,8 @@ from sparsejax.transforms.wrappers import AccumulateState, SkipState, WarmUpStat
 
 
 _OURS = (FeedbackState, AccumulateState, WarmUpState, SkipState, PerRank)
-_SLEEPING = (AccumulateState, LocalStepsState)
-_ASLEEP = (optax.ConditionallyMaskState, optax.ConditionallyTransformState)
+_PERIODIC = (AccumulateState, LocalStepsState)
+_CONDITIONAL = (optax.ConditionallyMaskState, optax.ConditionallyTransformState)
 _ORDER = "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))"
 
 
@@ -53,17 +54,18 @@ def check_chain(
     axis_name: AxisName,
     in_specs: Any,
 ) -> Any:
-    """Raises, or warns, where the parts of a chain do not fit together.
+    """Raises, or warns, if the parts of a chain do not fit together.
 
     Args:
         tx: The chain.
-        params: The parameters.
+        params: The shapes and dtypes of the parameters.
         mesh: The mesh on which it will run.
-        axis_name: The axis of the ranks.
+        axis_name: The mesh axis of the ranks.
         in_specs: The PartitionSpecs of the parameters.
 
     Returns:
-        The program of one update, in which nothing is sent: a `ClosedJaxpr`.
+        The traced program of `init` and, if the chain sums any leaf, of one update, without
+        collectives: a `ClosedJaxpr`.
     """
     summed = {
         path
@@ -81,9 +83,9 @@ def check_chain(
         ]
         state = tx.init(params)
         check_not_inside(state)
-        # What holds whole chains has numbers of its own beside them.
+        # A state that contains whole chains has counters beside them: check each chain.
         for inside in getattr(state, "chains", [state]):
-            _check_sleep(inside)
+            _check_idle_steps(inside)
         if not summed:
             if find(state, SelectState):
                 _warn_of_entries("all leaves")
@@ -97,23 +99,23 @@ def check_chain(
     run = jax.shard_map(outline, mesh=mesh, in_specs=(in_specs,), out_specs=PartitionSpec())
     token = OUTLINE.set(True)
     try:
-        # A fresh function, so that JAX does not take this run for one that computes.
+        # A new function, so that JAX does not cache this trace for one that computes.
         return jax.make_jaxpr(functools.partial(run))(params)
     finally:
         OUTLINE.reset(token)
 
 
 def _updated(tx, grads, state, params):
-    """One update; None for both results where it cannot be made with no more than this."""
+    """Returns the updates and the next state; None for both if they cannot be traced."""
     try:
         return optax.with_extra_args_support(tx).update(grads, state, params)
     except AlreadySummedError:
-        # Leaves that no synchronization gets were taken to be summed elsewhere.
+        # Leaves that no exchange of the chain sums were assumed to be summed already.
         return None, None
     except SparsejaxError:
         raise
     except Exception as error:
-        # It may want arguments that only a real step has. Entries are another matter.
+        # It may need arguments that only a real step has. With entries it is an error.
         if find(state, SelectState):
             raise ArgumentError(
                 "the chain failed on gradients that a sparsifier gave as selected entries "
@@ -138,7 +140,7 @@ def _check_updates(updates):
 
 
 def _warn_of_entries(what):
-    """Whoever sums entries by `sparsejax.all_reduce` is right, and all others are not."""
+    """Warns, and does not raise, since a caller may sum them by `sparsejax.all_reduce`."""
     warnings.warn(
         f"the updates of {what} are a sparsifier's selected entries (SparseTensor), and no "
         "synchronization follows it in the chain to sum them. Put one there: "
@@ -148,7 +150,7 @@ def _warn_of_entries(what):
 
 
 def _check_state(state, names):
-    """Raises where a state differs by rank and nothing says so."""
+    """Raises if a part of a state differs by rank and is not declared to."""
     kinds = (*_OURS, ExchangeState, SelectState, sharded.Sharded)
     ours = lambda node: isinstance(node, kinds)
     for keys, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=ours):
@@ -166,19 +168,19 @@ def _check_state(state, names):
             )
 
 
-def _check_sleep(state):
-    """Warns where a stateful optimizer is run on the zeros between two synchronizations."""
+def _check_idle_steps(state):
+    """Warns if a stateful optimizer runs on the zeros between two synchronizations."""
     parted = find(state, optax.transforms.PartitionState)
-    parted = [part for part in parted if find(part, _SLEEPING)]
+    parted = [part for part in parted if find(part, _PERIODIC)]
     for inside in (one for part in parted for one in part.inner_states.values()):
-        _check_sleep(inside)  # of other leaves than the rest
-    known = (*_OURS, *_ASLEEP, LocalStepsState)
+        _check_idle_steps(inside)  # Each has leaves of its own.
+    known = (*_OURS, *_CONDITIONAL, LocalStepsState)
     ours = lambda node: isinstance(node, known) or any(node is part for part in parted)
     nodes = jax.tree.leaves(state, is_leaf=ours)
-    sleeping = [type(node) for node in nodes if isinstance(node, _SLEEPING)]
-    if not sleeping or all(ours(node) for node in nodes):
+    periodic = [type(node) for node in nodes if isinstance(node, _PERIODIC)]
+    if not periodic or all(ours(node) for node in nodes):
         return
-    if LocalStepsState in sleeping:
+    if LocalStepsState in periodic:
         warnings.warn(
             "local_steps stands beside an optimizer with a state, which runs at every "
             "step: on zeros within a round. Give it to local_steps: as inner, if each rank "
@@ -198,7 +200,7 @@ def _check_sleep(state):
 
 
 def check_not_inside(state):
-    """Raises where optax would add up, or decide by, gradients that differ by rank."""
+    """Raises if optax would accumulate, or test, gradients that differ by rank."""
     for outer in find(state, (optax.MultiStepsState, optax.ApplyIfFiniteState)):
         if not find(tuple(outer), (PerRank, ExchangeState)):
             continue

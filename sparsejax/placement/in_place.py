@@ -1,7 +1,7 @@
-"""States for updates under `jit`: each part of a chain makes its own, where parameters are.
+"""Makes states for updates under `jit`, from parameters that remain where they are.
 
-Nothing of a parameter is moved. What an optimizer keeps is sharded as the parameters are,
-over the axis of the ranks too. What differs by rank is sharded over that axis first.
+The state of an optimizer is sharded as the parameters are, also over the axis of the ranks.
+State by rank has a leading axis that is sharded over the axis of the ranks.
 """
 
 import functools
@@ -19,9 +19,10 @@ from sparsejax.state import observing, sharded, tree
 
 
 def made(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
-    """A state that each part of a chain makes where its parameters are.
+    """Makes a state whose arrays are sharded as the parameters are.
 
-    Types say where that is, on explicit axes alone; so they are made such for a while.
+    Each part of a chain reads the sharding from types, which have it on Explicit axes
+    alone. So a mesh with Auto axes is replaced by one with Explicit axes for the call.
     """
     kinds = (AxisType.Explicit,) * len(mesh.axis_names)
     is_typed = {*mesh.axis_types} == {AxisType.Explicit}
@@ -30,7 +31,7 @@ def made(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
     def on(mesh, x):
         found = x.sharding if isinstance(x, jax.Array) else None
         parts = [*found.spec] if isinstance(found, NamedSharding) else []
-        # As a step returns it, so that the first one is compiled for all.
+        # In the form in which a step returns the spec, so that the step compiles once.
         while parts and parts[-1] is None:
             parts.pop()
         if mesh is typed:
@@ -43,14 +44,18 @@ def made(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
 
 
 def whole(x: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a parameter, wherever it is."""
+    """Returns the shape and dtype of a parameter, without its sharding."""
     return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
 
 
 def of_arrays(
     tx: optax.GradientTransformation, params: Any, axis_name: AxisName | None
 ) -> tuple[Mesh, AxisName | None, Any]:
-    """The mesh of parameters, the axis of the ranks, and how parameters are sharded."""
+    """Returns the mesh of parameters, the axis of the ranks, and the parameters' specs.
+
+    The axis is that given, or that of the transformation, or the only one of the mesh; None
+    if these leave several.
+    """
     tree.check_transformation(tx, ())
     sharded.refuse(
         params,
@@ -86,7 +91,7 @@ def of_arrays(
                 f"{' and '.join(sorted(map(repr, found)))}: give the synchronization and "
                 "all before it the axis over which gradients are summed."
             )
-        # Where none is named the only axis of the mesh is meant.
+        # A transformation without an axis name means the only axis of the mesh.
         found = found or {*meshes[0].axis_names}
         axis_name = found.pop() if len(found) == 1 else None
     lies = lambda s: s.spec if isinstance(s, NamedSharding) else PartitionSpec()

@@ -1,8 +1,8 @@
-"""States made on a mesh: the first one, where a framework asks for it, and as a target.
+"""Makes states on a mesh: first states, `init` for frameworks, and targets to restore into.
 
-What differs by rank needs the ranks, so a state is made inside `shard_map` on the mesh on
-which it will be used, whole and in its place: the first step compiles once then, and for
-all later ones. `bind` does that where flax and others call `tx.init` by themselves.
+State by rank depends on the ranks, so a state is made inside `shard_map` on the mesh on
+which it will be used, with its final shardings: then the first step compiles for all later
+ones, too. `bind` does so for libraries such as flax that call `tx.init` themselves.
 """
 
 import dataclasses
@@ -45,9 +45,9 @@ def init(
 ) -> Any:
     """Makes the state of an optimizer on a mesh.
 
-    What differs by rank is sharded, and the rest is replicated. The function is needed
-    where a transformation keeps something by rank, such as a residual, and is right for
-    all. In a job of several processes the processes of the mesh first compare what they are
+    State by rank is sharded, and the rest is replicated. The function is needed if a
+    transformation keeps state by rank, such as a residual, and is correct for every other
+    one. In a job of several processes the processes of the mesh first compare what they are
     about to train: versions, parameters, mesh and transformation. If something differs, all
     raise.
 
@@ -61,8 +61,8 @@ def init(
         param_specs: The parameters' PartitionSpecs, where `update` runs on shards of the
             parameters inside `shard_map`: a tree like the parameters, or a prefix of it.
             Without them `update` runs on whole parameters. If their arrays are sharded over
-            other axes of the mesh, which XLA manages, arrays of the state that are like
-            them are sharded, too.
+            other axes of the mesh, which XLA manages, arrays of the state with a
+            parameter's path and shape are sharded like it.
         check_vma: The `check_vma` of the `shard_map` in which `update` will run. With
             `param_specs`, leaves are put together by the types that it checks.
         timeout: Seconds to wait for the other processes of the mesh. `math.inf` waits
@@ -99,15 +99,15 @@ def init(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Maker:
-    """What makes a state on a mesh.
+    """Makes a state on a mesh.
 
     Attributes:
-        make: A function from parameters, which lie anywhere, to the state in its place.
+        make: A function from parameters, on any devices, to the state on the mesh.
         mesh: The mesh.
-        params: The parameters' shapes, dtypes and places.
-        places: The PartitionSpecs by which the state lies on the mesh.
-        of_params: Those of the parameters.
-        update: What the update of the transformation traces to, its sums left out.
+        params: The parameters' shapes, dtypes and shardings.
+        places: The PartitionSpecs of the state on the mesh.
+        of_params: The PartitionSpecs of the parameters on the mesh.
+        update: The traced program of an update, without sums: see `chains.check_chain`.
     """
 
     make: Callable[[Any], Any]
@@ -127,7 +127,10 @@ class Maker:
         param_specs: Any = None,
         check_vma: bool = True,
     ) -> "Maker":
-        """Traces what is made, and refuses what does not fit together; nothing is sent."""
+        """Traces `init`, and raises if parameters, chain and mesh do not fit together.
+
+        Nothing is computed or sent.
+        """
         check_shards(params, mesh)
         known = ParameterSpecs.of(
             params, PartitionSpec() if param_specs is None else param_specs
@@ -151,7 +154,7 @@ class Maker:
         return cls(make, mesh, given, lies, arrays.tree, update)
 
     def shapes(self) -> Any:
-        """The shapes, dtypes and places of the state."""
+        """Returns the shapes, dtypes and shardings of the state."""
         return outline(jax.eval_shape(self.make, self.params), self.mesh, self.places)
 
     def tell(
@@ -162,7 +165,7 @@ class Maker:
         mesh: Mesh,
         axis_name: AxisName,
     ) -> None:
-        """Says it to the other processes, if there are any."""
+        """Adds mesh, parameters and transformation to the values that processes compare."""
         if job.is_shared:
             job.say_mesh(mesh, axis_name)
             job.say_tree("parameters", "the parameter", params, self.of_params)
@@ -176,10 +179,10 @@ def on_ranks(
     in_specs: tuple[Any, ...],
     **options: Any,
 ) -> Callable[..., Any]:
-    """`jax.shard_map` of operands that lie anywhere, inside of `jax.jit`.
+    """Returns `jax.shard_map` for operands of any sharding, to be called inside `jax.jit`.
 
-    On Explicit axes JAX refuses operands that are not in place, in words about a
-    `shard_map` that the user has not written.
+    On Explicit axes JAX raises if the sharding of an operand differs from its spec, with a
+    message about a `shard_map` that the user did not write. So operands are moved first.
     """
     mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, **options)
     if not isinstance(mesh, Mesh) or AxisType.Explicit not in mesh.axis_types:
@@ -196,9 +199,10 @@ def on_ranks(
 
 
 def _specs_of(tx, params, options, param_specs, arrays):
-    """The PartitionSpecs of a state, and those by which it lies on the mesh.
+    """Returns the PartitionSpecs of a state for `shard_map`, and those on the mesh.
 
-    They are the same unless arrays are sharded over axes of which ranks know nothing.
+    They are the same unless parameters are sharded over axes that are not manual in the
+    `shard_map` of `update`.
     """
     found = []
 
@@ -217,11 +221,11 @@ def _specs_of(tx, params, options, param_specs, arrays):
 
 
 def _of_whole(init, options, further, lies):
-    """From whole parameters, whose arrays are sharded, to a state that is sharded so, too.
+    """Returns `init` of whole parameters whose arrays are sharded over further axes.
 
-    The further axes that shard them are left to XLA: on Explicit ones JAX would gather the
-    arrays where a `shard_map` begins. On a mesh without any, JAX 0.12 gathers them where
-    the mesh is abstract.
+    The state is sharded like them. XLA manages the further axes, which are made Auto: on
+    Explicit axes JAX would gather the arrays at the start of a `shard_map`. A mesh without
+    Explicit axes is not made abstract, because JAX 0.12 would then gather them.
     """
     mesh = options["mesh"]
     manual = frozenset(mesh.axis_names) - further
@@ -236,7 +240,9 @@ def _of_whole(init, options, further, lies):
 
 
 def outline(given: Any, mesh: Mesh | AbstractMesh, wanted: Any) -> Any:
-    """The shapes, dtypes and places that a tree will have; what is no number as it is.
+    """Returns the shapes, dtypes and shardings that a tree will have on a mesh.
+
+    Leaves that are neither arrays nor numbers are returned unchanged.
 
     Args:
         given: A tree of arrays, or of numbers.
@@ -322,9 +328,9 @@ def abstract_state(
     param_specs: Any = None,
     check_vma: bool = True,
 ) -> Any:
-    """Returns shapes, dtypes and shardings of a state, to restore with orbax into.
+    """Returns shapes, dtypes and shardings of a state, as a target for orbax's restore.
 
-    What `sparsejax.save` has written is read by `sparsejax.restore`, without such a target.
+    Checkpoints of `sparsejax.save` are read by `sparsejax.restore`, without such a target.
 
     Args:
         tx: The optimizer that made the state.
@@ -336,9 +342,9 @@ def abstract_state(
         check_vma: See `sparsejax.init`.
 
     Returns:
-        A tree of `jax.ShapeDtypeStruct`. For as many ranks as the mesh has, each is placed
-        as `sparsejax.init` places it. For another number each device gets the whole, which
-        `sparsejax.resized` takes.
+        A tree of `jax.ShapeDtypeStruct`. For the number of ranks of the mesh, each has the
+        sharding that `sparsejax.init` gives it. For another number, all are replicated, as
+        `sparsejax.resized` needs them.
 
     Example:
         >>> target = sparsejax.abstract_state(tx, params, mesh, ranks=8)  # saved by eight
@@ -369,7 +375,7 @@ def abstract_state(
 
 
 def _mesh_of(mesh, axis_name, ranks):
-    """An abstract mesh like another, with `ranks` ranks along an axis, or a pair."""
+    """Returns an abstract mesh like another one, with `ranks` ranks along its axes."""
     outer, *inner = mesh_axes.axis_names(axis_name)
     inside = ranks_of(mesh, tuple(inner))
     if ranks % inside:

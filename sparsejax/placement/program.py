@@ -1,8 +1,8 @@
-"""What a traced program computes with, as texts: a learning rate stands in no option.
+"""The numbers in a traced program, as text that processes compare.
 
-An optimizer of optax is two closures. The program that its update traces to has every
-number that it was made with, so programs of two processes that differ in one of them are
-other programs: XLA would compile both, and replicas diverge.
+An optax optimizer is a pair of closures, from which a learning rate cannot be read. But the
+traced program of its update contains all numbers with which the optimizer was made. If two
+processes differ in one, XLA compiles different programs for them, and replicas diverge.
 """
 
 import collections
@@ -17,13 +17,14 @@ from sparsejax.tracing import programs
 
 
 _SIMPLE = bool | int | float | str
-_WHOLE = 1 << 12  # elements of a constant that is read
+_WHOLE = 1 << 12  # elements of a constant, up to which its values are compared
 
 
 def numbers_of(program: core.ClosedJaxpr) -> dict[str, str]:
-    """With which numbers each operation is done, and how often, by operation and type.
+    """Returns the numbers and options of operations, with counts, by operation and type.
 
-    The order of operations does not count: a process may have another order of a set.
+    The order of operations is left out, because it may follow the order of a set, which
+    differs by process.
     """
     found: dict[str, collections.Counter[str]] = {}
     for name, text in _operations(program.jaxpr):
@@ -34,16 +35,16 @@ def numbers_of(program: core.ClosedJaxpr) -> dict[str, str]:
 
 
 def _operations(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str]]:
-    """The name of each operation, those inside of others too, and what it is given.
+    """Yields the name of each operation, also of nested programs, and its numbers.
 
-    Left out are `checkify`'s checks, which JAX numbers in the order of all that a process
-    has traced.
+    The operations of `checkify`'s checks are left out: JAX numbers checks in the order in
+    which a process has traced them.
     """
     checks = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "check"]
     of_checks = {id(var) for eqn in checks for var in eqn.invars}
     for equation in jaxpr.eqns:
         made = {id(var) for var in equation.outvars}
-        if made <= of_checks:  # none of a check
+        if made <= of_checks:  # All its outputs are operands of a check.
             continue
         types = ", ".join(dict.fromkeys(_type(var.aval) for var in equation.outvars))
         given = [_number(x.val) for x in equation.invars if isinstance(x, core.Literal)]
@@ -69,7 +70,7 @@ def _is_simple(value: Any) -> bool:
 
 
 def _constant(x: Any) -> str:
-    """A constant of a program; of a long one its type alone."""
+    """Returns a constant of a program as text: its values, or the type of a long one."""
     shape, dtype = np.shape(x), getattr(x, "dtype", type(x).__name__)
     is_here = getattr(x, "is_fully_addressable", True)
     if math.prod(shape) > _WHOLE or not is_here or "key<" in str(dtype):

@@ -1,11 +1,11 @@
-"""What a process is about to train, said to the others before its first collective.
+"""Compares between processes what they are about to train, before the first collective.
 
-Processes that set out with different things compile different programs, and wait for one
-another in collectives that never meet; or they meet, and replicas diverge. So whatever
-makes a state on a mesh lets the processes of that mesh compare: versions and settings, the
-mesh, the tree of parameters, the transformation with its options, and what its update
-computes with. Nothing of it is sent by devices: see `jobs.agreement`. In one process
-nothing is asked.
+Processes with different models or options compile different programs, and wait for one
+another in collectives that never complete; or these complete, and replicas diverge. So
+every function that makes a state on a mesh lets the processes of that mesh compare versions
+and settings, the mesh, the tree of parameters, the transformation with its options, and the
+numbers in its update. No devices are used: see `jobs.agreement`. In a job of one process
+nothing is compared.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from sparsejax.jobs.texts import text_of
 from sparsejax.state import observing, sharded, tree
 
 
-TIMEOUT = 300.0  # seconds; hosts may read their data before
+TIMEOUT = 300.0  # seconds; some hosts may first read their data
 
 _SAME = "Give all processes the same"
 _FIXES = {
@@ -43,23 +43,23 @@ _FIXES = {
 
 
 class Setup:
-    """What the processes of a mesh are to agree on before one of them sends anything.
+    """The values on which the processes of a mesh must agree before the first collective.
 
     Attributes:
-        topics: What this process says, filled while it makes ready.
+        topics: The values of this process, by topic and name, filled by the `say` methods.
     """
 
     topics: dict[str, dict[str, str]]
 
     def __init__(self, call: str, mesh: Any, timeout: float | None, given: Any = None):
-        """Asks nobody yet.
+        """Finds the processes to compare with; `made_ready` compares.
 
         Args:
-            call: Who makes a state, as the user knows it.
+            call: The public function that makes a state, for messages.
             mesh: The mesh on which it is made.
-            timeout: Seconds to wait for the other processes; None asks nobody.
-            given: What it is made of; where that is being traced nothing is made yet, and
-                nothing asked.
+            timeout: Seconds to wait for the other processes; None compares nothing.
+            given: The values from which the state is made. If they are traced, nothing is
+                compared.
         """
         if timeout is not None:
             arguments.check_positive("timeout", timeout)
@@ -75,17 +75,18 @@ class Setup:
 
     @property
     def is_shared(self) -> bool:
-        """Whether there is another process to agree with."""
+        """Whether there is another process to compare with."""
         return len(self._processes) > 1
 
     @contextlib.contextmanager
     def made_ready(self) -> Iterator[None]:
-        """Compares what the block around has filled in, at its end.
+        """Compares, at the end of a block, the values that were added inside.
 
-        Where the block raises the others hear of it, so that they do not wait.
+        If the block raises, the error is sent to the others, so that they do not wait.
 
         Raises:
-            JobError: On all processes, with what differs and who has what.
+            JobError: On all processes, with the differences and the processes that have
+                each value.
         """
         if not self.is_shared:
             yield
@@ -96,7 +97,7 @@ class Setup:
             try:
                 self._disagreements(f"{type(error).__name__}: {error}")
             except JobError:
-                pass  # Some do not come; this one has something else to tell.
+                pass  # Another process does not answer, but this error is more specific.
             raise
         if wrong := self._disagreements(""):
             raise JobError(
@@ -116,7 +117,7 @@ class Setup:
         )
 
     def say(self, topic: str, values: Mapping[str, Any]) -> None:
-        """Adds values, by name, to what this process says about a topic."""
+        """Adds values, by name, to a topic of this process."""
         texts = {k: v if isinstance(v, str) else text_of(v) for k, v in values.items()}
         self.topics.setdefault(topic, {}).update(texts)
 
@@ -132,13 +133,13 @@ class Setup:
         self.say("mesh", found)
 
     def say_tree(self, topic: str, what: str, given: Any, specs: Any = None) -> None:
-        """Adds the paths, shapes and dtypes of a tree, and how it is sharded.
+        """Adds the paths, shapes, dtypes and specs of a tree.
 
         Args:
-            topic: Where it belongs.
-            what: What its leaves are, in words.
+            topic: The topic to which they are added.
+            what: A noun for its leaves, for messages.
             given: The tree.
-            specs: A PartitionSpec for each leaf; None where it is replicated.
+            specs: A PartitionSpec for each leaf; None if all are replicated.
         """
         if not self.is_shared:
             return
@@ -153,19 +154,19 @@ class Setup:
             found[f"{what} {path!r}"] = f"{_kind(leaf)}{by}"
         apart = sharded.apart(given)
         for path, node in zip(apart.paths, apart.nodes, strict=True):
-            # Its type, and what is no array: the columns that it has, and its axis.
+            # Its type and its static data: the number of its columns, and its axis.
             found[f"the table {path!r}"] = str(jax.tree.structure(node))
         self.say(topic, found)
 
     def say_transformation(
         self, tx: optax.GradientTransformation, params: Any, numbers: Mapping[str, str]
     ) -> None:
-        """Adds the parts of a chain with their options, and with what it computes.
+        """Adds the parts of a chain with their options, and the numbers in its update.
 
         Args:
             tx: The chain.
             params: The parameters, or their shapes and dtypes.
-            numbers: Of its update, as `program.numbers_of` has them.
+            numbers: The numbers in its update, as `program.numbers_of` returns them.
         """
         if not self.is_shared:
             return
@@ -191,7 +192,7 @@ class Setup:
 
 
 def _kind(leaf: Any) -> str:
-    """The dtype that JAX gives a leaf, and its shape."""
+    """Returns the dtype that JAX gives a leaf, and its shape, as text."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.extended):
         dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))

@@ -1,10 +1,10 @@
-"""How a state lies on a mesh: its PartitionSpecs.
+"""The PartitionSpecs of a state on a mesh.
 
-What differs by rank is sharded over the axis of the ranks, all else is replicated over it.
-Where a further mesh axis shards the parameters, what is like a parameter is sharded as that
-is: after the rank axis in this library's states, as it stands in other optimizers'. What
-is about a parameter and has none of its axes, as the threshold of one, has a piece for each
-rank and shard, one after another.
+State by rank is sharded over the axis of the ranks, and the rest is replicated over it. If
+a further mesh axis shards the parameters, an array of the shape of a parameter is sharded
+like it: in this library's states after the rank axis, in those of other optimizers as it
+is. An array that is derived from a parameter and has none of its axes, such as a threshold,
+has one piece for each rank and shard, concatenated.
 """
 
 from typing import Any
@@ -43,8 +43,8 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
 
     Returns:
         The same tree with a spec for every leaf. Without `param_specs` it is `P(axis)` for
-        what differs by rank and `P()` for all others. With them the spec of an optimizer's
-        array follows from its path and shape. Where a framework has put arrays into its own
+        state by rank and `P()` for all others. With them the spec of an optimizer's array
+        follows from its path and shape. If a framework has put arrays into its own
         containers, as `nnx.split` does, the spec is that of the array's sharding, which
         `sparsejax.bind` has set.
 
@@ -71,7 +71,7 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
 
 
 def _specs(state, known):
-    """The PartitionSpecs of a state, where parameters are known by these."""
+    """Returns the PartitionSpecs of a state; `known` are those of parameters, or None."""
     per_rank = lambda node: isinstance(node, PerRank)
     is_flat = not find(state, (PerRank, ExchangeState, SelectState))
     ours = lambda node: (
@@ -94,17 +94,17 @@ def _specs(state, known):
 
 
 def _placed(leaf):
-    """The spec by which an array lies on a mesh, `P()` if it is on none."""
+    """Returns the spec of an array's sharding; `P()` if it is on no mesh."""
     return getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
 
 
 def places(state: Any, known: ParameterSpecs) -> Any:
-    """The PartitionSpecs of a state on a mesh; see `ParameterSpecs.of_arrays`."""
+    """Returns the specs of a state whose parameters are `ParameterSpecs.of_arrays`."""
     return _specs(state, known)
 
 
 def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
-    """The axis given, or the only one of the mesh."""
+    """Returns `axis_name` or, if None, the only axis of the mesh; raises if it has more."""
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise ArgumentError(
             f"{what} needs a mesh, such as jax.make_mesh((8,), ('data',)), got a "
@@ -124,7 +124,7 @@ def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
 
 
 def check_shards(params: Any, mesh: Mesh | AbstractMesh) -> None:
-    """Raises where a parameter cannot be sharded among the ranks of the mesh."""
+    """Raises if a parameter cannot be sharded among the ranks of the mesh."""
     shards = sharded.apart(params)
     for path, node in zip(shards.paths, shards.nodes, strict=True):
         names = mesh_axes.axis_names(node.axis_name)
@@ -133,12 +133,12 @@ def check_shards(params: Any, mesh: Mesh | AbstractMesh) -> None:
 
 
 def full_specs(params: Any, param_specs: Any) -> Any:
-    """A PartitionSpec for every parameter, from a tree of them or a prefix of it."""
+    """Returns a PartitionSpec for every parameter, from a tree of specs or a prefix."""
     return ParameterSpecs.of(params, param_specs).tree
 
 
 def check_types(state: Any, specs: Any) -> None:
-    """Raises where a state differs over an axis that its spec does not name."""
+    """Raises if a state differs over an axis that its spec does not name."""
     is_spec = lambda node: isinstance(node, PartitionSpec)
     pairs = jax.tree_util.tree_leaves_with_path(state)
     for (path, leaf), spec in zip(

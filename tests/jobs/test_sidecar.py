@@ -205,7 +205,7 @@ def test_a_forked_child_says_nothing_for_its_process(monkeypatch):
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
     watch = watch_job()
-    watch._beside = client.WatcherProcess([Line(other, 0)], 1, {0: "a", 1: "b"}, 2.0)
+    watch._watcher = client.WatcherProcess([Line(other, 0)], 1, {0: "a", 1: "b"}, 2.0)
     threading.Thread(target=watch._wait, daemon=True).start()
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
@@ -238,7 +238,7 @@ def test_a_process_is_told_where_nobody_reads_what_is_printed(monkeypatch, full)
     watched = ending.Process(os.getpid(), Line(own, 1))
     lines = [(0, other.detach())]
     about = {"hosts": ["a", "b"], "process": 1, "timeout": 5.0, "lines": lines}
-    watcher = sidecar.Side(watched, about).watcher
+    watcher = sidecar.Sidecar(watched, about).watcher
     unread = Unread(full)
     with monkeypatch.context() as nobody:
         nobody.setattr(sidecar, "_TO_READ", 0.2)

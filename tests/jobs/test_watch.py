@@ -264,16 +264,16 @@ def test_the_sentence_says_how_a_block_was_left(error, text):
 def in_block(monkeypatch):
     """A block whose watcher is made up, in a process that nothing ends."""
     block = context.Watch(0.1, 0)
-    block._beside = mock.Mock(is_forked=False)
+    block._watcher = mock.Mock(is_forked=False)
     monkeypatch.setattr(context, "SETTLE", 0.0)
     monkeypatch.setattr(block, "_end", lambda: None)
     return block
 
 
 def test_an_interrupt_while_it_waits_for_the_others_is_an_error(in_block):
-    in_block._beside.leave.side_effect = KeyboardInterrupt
+    in_block._watcher.leave.side_effect = KeyboardInterrupt
     in_block.__exit__(None, None, None)
-    in_block._beside.fail.assert_called_once_with("failed: KeyboardInterrupt:", False)
+    in_block._watcher.fail.assert_called_once_with("failed: KeyboardInterrupt:", False)
 
 
 def test_a_script_that_ends_in_its_block_has_not_left_it(in_block, monkeypatch):
@@ -281,14 +281,14 @@ def test_a_script_that_ends_in_its_block_has_not_left_it(in_block, monkeypatch):
     at_exit = {}
     monkeypatch.setattr(context.store, "place", lambda: store.Place(1, 2, "a:1"))
     monkeypatch.setattr(context.store, "of_all", lambda *_: said)
-    monkeypatch.setattr(context, "WatcherProcess", lambda *_: in_block._beside)
+    monkeypatch.setattr(context, "WatcherProcess", lambda *_: in_block._watcher)
     monkeypatch.setattr(in_block, "_connected", lambda *_: None)
     monkeypatch.setattr(context.atexit, "register", at_exit.setdefault)
     monkeypatch.setattr(context.atexit, "unregister", at_exit.pop)
     with in_block:
         ((function, text),) = at_exit.items()
         function(text)
-        in_block._beside.fail.assert_called_once_with(text, False)
+        in_block._watcher.fail.assert_called_once_with(text, False)
         assert text == "ended its script inside its block"
     assert not at_exit
 
@@ -323,5 +323,5 @@ def test_process_0_listens_at_the_port_that_is_named(monkeypatch):
 @pytest.mark.parametrize("code", [None, 0, 3, "no data"])
 def test_a_script_that_exits_in_its_block_has_not_left_it(in_block, code):
     in_block.__exit__(SystemExit, SystemExit(code), None)
-    in_block._beside.leave.assert_not_called()
-    in_block._beside.fail.assert_called_once()
+    in_block._watcher.leave.assert_not_called()
+    in_block._watcher.fail.assert_called_once()

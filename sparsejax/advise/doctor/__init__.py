@@ -1,6 +1,6 @@
-"""Whether a job is fit to train: `doctor` examines it, `check_job` refuses one that is not.
+"""The doctor: it checks whether a job is fit to train, and measures its network.
 
-`command` is `python -m sparsejax doctor`, `examination` the function that it calls and
-`findings` what it returns. Whether the job comes together is in `jobs.start`. `ranks` is
-the gradient, the parameters and the plan, `links` times messages.
+`command` is `python -m sparsejax doctor`, `examination` the function that it calls, and
+`findings` the report. `jobs.start` compares the processes. `ranks` checks the gradient, the
+parameters and the plan, and `links` times messages.
 """

@@ -18,7 +18,7 @@ from sparsejax.jobs.start import coordinator
 from sparsejax.schemes.forecast import Network
 
 
-# What may differ from rank to rank.
+# Options that may differ by rank.
 _BY_RANK = ("process", "coordinator", "json", "run")
 
 
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         _join(options)
     except JobError as error:
-        # Each for itself: there is no job yet.
+        # Each process prints it, because there is no job yet.
         print(Finding("job", WRONG, str(error)), file=sys.stderr)
         return 1
     try:
@@ -82,15 +82,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _leave(status: int) -> None:
-    """Ends the process: JAX's good-bye waits for all, and ends in an abort."""
+    """Ends the process without JAX's shutdown, which waits for all and then aborts."""
     sys.stdout.flush()
     sys.stderr.flush()
-    time.sleep(2)  # The store is in process 0, and others may still read.
+    time.sleep(2)  # Process 0 has the store, from which others may still read.
     os._exit(status)
 
 
 def _network(options):
-    """The network that is given; None where it is to be measured."""
+    """Returns the network of the options; None if it is to be measured."""
     numbers = options.gbit_per_s, options.latency_us
     if numbers == (None, None):
         return None
@@ -103,7 +103,7 @@ def _network(options):
 
 
 def _examine(options, network):
-    """Prints the report, and returns the status."""
+    """Prints the report, and returns the exit status."""
     here = store.place()
     (tx, params), (grad_fn, batch) = _read(options)
     report = doctor(
@@ -152,7 +152,7 @@ def _join(options):
 
 
 def _join_found(options):
-    """Joins the job that JAX finds in the variables of its launcher."""
+    """Joins the job that JAX finds in the environment variables of a launcher."""
     coordinator.check_coordinator(timeout=options.timeout)
     try:
         jax.distributed.initialize(initialization_timeout=round(options.timeout))
@@ -164,9 +164,9 @@ def _join_found(options):
 
 
 def _read(options):
-    """The optimizer and parameters, and the gradient function and batch.
+    """Returns the pairs (optimizer, parameters) and (gradient function, batch).
 
-    A process that cannot read them tells the others, so that nobody waits for it.
+    If a process cannot read them, all raise, so that none waits for it.
     """
     why, model, gradient = "", (None, None), (None, None)
     try:

@@ -1,4 +1,4 @@
-"""Examines a job, or a machine: what it has, what is wrong, and what would be sent."""
+"""The function `doctor`: examines a job, or a machine, and forecasts its traffic."""
 
 import dataclasses
 import math
@@ -28,8 +28,8 @@ from sparsejax.schemes.forecast import Network
 from sparsejax.transforms.systems import zen_sync
 
 
-_NOISY = 1.5  # the most over the least, from which on a time is not to be relied on
-_WORTH = 0.9  # of the dense time, as in `explain`
+_NOISY = 1.5  # the ratio of the longest to the shortest time above which times are noisy
+_WORTH = 0.9  # the share of the dense time below which a change pays, as in `explain`
 
 
 def doctor(
@@ -64,15 +64,15 @@ def doctor(
         grad_fn: A function from the parameters and a rank's share of a batch to the
             gradient, as it is called inside `jax.shard_map`. It is traced, and not run.
         batch: A batch of all ranks for `grad_fn`, or anything with its shapes and dtypes.
-        arguments: What must be the same for all processes, as in `check_job`.
+        arguments: Values that must be equal on all processes, as in `check_job`.
         ranks: The number of ranks to forecast for, as in `explain`; those of the mesh if
             None.
         network: The bandwidth and latency between ranks; measured if None.
         density: As in `explain`.
         ids: As in `explain`.
         timeout: Seconds to wait for another process.
-        progress: A function that is called with a line of text before what takes long. None
-            prints nothing.
+        progress: A function that is called with a line of text before each longer task.
+            None prints nothing.
 
     Returns:
         A `Report`, whose text is `str(report)`, and whose `wrong` are the findings that
@@ -86,7 +86,7 @@ def doctor(
     See Also:
         `sparsejax.check_job`: compares the processes alone.
         `sparsejax.check_replicas`: compares the parameters during training.
-        `sparsejax.explain`: the forecast alone, without devices.
+        `sparsejax.explain`: makes the forecast alone, without devices.
     """
     check_positive("timeout", timeout)
     examination = _Examination(
@@ -113,7 +113,7 @@ def doctor(
 
 @dataclasses.dataclass
 class _Examination:
-    """What is asked, as in `doctor`, and the findings so far."""
+    """The arguments of `doctor`, and the findings so far."""
 
     tx: optax.GradientTransformation | None
     params: Any
@@ -139,7 +139,7 @@ class _Examination:
         self.findings.append(Finding(about, status, text, fix))
 
     def run(self) -> None:
-        """Looks at everything, but at nothing for which processes must fit that do not."""
+        """Makes all checks; stops early if processes are not compatible enough for more."""
         self.progress("comparing versions, settings and arguments")
         wrong, answers = check.compare(self.arguments, self.timeout)
         for text in wrong:
@@ -203,7 +203,7 @@ class _Examination:
                 self.add("kernels", NOTE, text, "Plain XLA computes instead.")
 
     def _network(self, mesh, axis_name) -> Network | None:
-        """The network given or measured; None where there is none."""
+        """Returns the network, given or measured; None if there is none to measure."""
         network = self.network
         here, count = store.place(), specs.ranks_of(mesh, axis_name)
         if network is not None:
@@ -280,7 +280,7 @@ class _Examination:
 
 
 def _levels(mesh, axis_name):
-    """The ranks, as `explain` takes them: a pair where there are two axes."""
+    """Returns the number of ranks, or a pair for two axes, as `explain` takes it."""
     if isinstance(axis_name, tuple) and len(axis_name) == 2:
         return mesh.shape[axis_name[0]], mesh.shape[axis_name[1]]
     return specs.ranks_of(mesh, axis_name)
@@ -297,7 +297,7 @@ def _few(names, most: int = 4) -> str:
 
 
 def _time(times: links.MessageTimes) -> str:
-    """A median with its spread."""
+    """Returns a median as text, with the least and the most."""
     scale, unit = (1e6, "us") if times.median < 1e-3 else (1e3, "ms")
     return (
         f"{scale * times.median:.3g} {unit} ({scale * times.least:.3g} to "
@@ -306,5 +306,5 @@ def _time(times: links.MessageTimes) -> str:
 
 
 def to_stderr(line: str) -> None:
-    """Writes progress to stderr, separate from what is printed."""
+    """Writes a line of progress to stderr, separate from the report."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What an examination found, a line each, as text and as JSON."""
+"""The report of an examination: its findings, as text with a line for each, and as JSON."""
 
 import dataclasses
 
@@ -12,14 +12,14 @@ OK, NOTE, WRONG = "OK", "note", "WRONG"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        about: What it is about, in a word.
-        status: "OK" for what was checked, "note" for what was not and for what you should
-            know, or "WRONG".
-        text: What was found.
-        fix: What to do.
+        about: The subject, a word.
+        status: "OK" if the check passed, "WRONG" if it failed, or "note" for a check that
+            was not made, and for other information.
+        text: The result, a sentence.
+        fix: What to do, or "".
     """
 
     about: str
@@ -35,11 +35,11 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `doctor` found, equal on all processes; `print` shows it as text.
+    """The report of `doctor`, equal on all processes; `print` shows it as text.
 
     Attributes:
         findings: The findings, in the order of the checks.
-        links: How fast messages between ranks were; None where nothing was measured.
+        links: The measured times of messages between ranks; None if nothing was measured.
         explanation: The forecast for the model; None without a model or a network.
 
     Example:

@@ -1,11 +1,11 @@
-"""How fast messages are between the ranks of a mesh, measured.
+"""Measures latency and bandwidth between the ranks of a mesh.
 
-On the wire, in turn and several times: a word that each rank sends to the next, long
-arrays that all gather, and dense sums of arrays as long. Latency is the time of a word.
-Bandwidth is that of the gathers or of the sums, whichever make more of the link, less their
-latencies: in a ring of sends gloo uses one direction of a connection at a time
-(`collectives.on_cpus`), and half of the bandwidth. It is what collectives reach, the copies
-that they make included, and below what is printed on the cable.
+On the wire, in turn and several times: each rank sends one word to the next, all gather
+long arrays, and dense sums of arrays of this length. Latency is the time of a word.
+Bandwidth is that of the gathers or of the sums, whichever is larger, without latencies. It
+is not measured by a ring of sends, in which gloo uses one direction of a connection at a
+time (`collectives.on_cpus`), so half of the bandwidth. It is the bandwidth that collectives
+reach, with the copies that they make, and less than the nominal one of the link.
 """
 
 import dataclasses
@@ -26,24 +26,25 @@ from sparsejax.schemes.forecast import Network, agreeing
 from sparsejax.wire.collectives import Wire
 
 
-SHORT = 1  # numbers of four bytes
-# The long message grows until it takes so long that little things do not matter.
+SHORT = 1  # float32 numbers of the short message
+# The long message grows, from LONG numbers to at most LONGEST, until it takes ENOUGH
+# seconds, so that constant costs are negligible.
 LONG, LONGEST = 1 << 15, 1 << 24
-ENOUGH = 0.04  # seconds
-# Messages of a program, one after another: short ones do not count alone.
+ENOUGH = 0.04
+# Consecutive messages in one program, since a single short one is lost in its overhead.
 CHAIN = {"short": 32, "long": 2, "dense": 2}
 ROUNDS = 7
 
 
 @dataclasses.dataclass(frozen=True)
 class MessageTimes:
-    """Seconds of one message or sum.
+    """The times of one kind of message or sum, in seconds.
 
     Attributes:
-        bytes: Of the array of one rank.
-        median: Of all rounds.
-        least: Of all rounds.
-        most: Of all rounds.
+        bytes: The size of the array of one rank.
+        median: The median of all rounds.
+        least: The shortest time of all rounds.
+        most: The longest time of all rounds.
     """
 
     bytes: int
@@ -53,27 +54,27 @@ class MessageTimes:
 
     @classmethod
     def of(cls, size: int, seconds: Iterable[float]) -> "MessageTimes":
-        """Those of arrays of `size` bytes, of which each round took `seconds`."""
+        """Summarizes the seconds of rounds, with arrays of `size` bytes."""
         each = list(seconds)
         return cls(size, statistics.median(each), min(each), max(each))
 
     @property
     def spread(self) -> float:
-        """The most over the least."""
+        """The ratio of the longest to the shortest time."""
         return self.most / max(self.least, 1e-12)
 
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """What was measured.
+    """The measured network.
 
     Attributes:
-        gbit_per_s: Bandwidth of a rank's link, in one direction.
-        latency_us: Time of an empty message.
-        short: Of a message of one word.
-        long: Of a gather of long arrays.
-        dense: Of the dense sum of arrays as long.
-        ranks: How many ranks there were.
+        gbit_per_s: The bandwidth of a rank's link, in one direction.
+        latency_us: The time of a message of one word.
+        short: The times of a message of one word.
+        long: The times of a gather of long arrays.
+        dense: The times of a dense sum of arrays of this length.
+        ranks: The number of ranks.
     """
 
     gbit_per_s: float
@@ -90,7 +91,7 @@ class Links:
 
     @property
     def dense_forecast(self) -> float:
-        """Seconds of the dense sum, as they are forecast from bandwidth and latency."""
+        """The seconds of the dense sum that bandwidth and latency forecast."""
         sent = 2 * (self.ranks - 1) / self.ranks * self.long.bytes
         return 8e-9 * sent / self.gbit_per_s + 1e-6 * _waits(self.ranks) * self.latency_us
 
@@ -109,9 +110,9 @@ def measure(
     Args:
         mesh: The mesh.
         axis_name: Its axis, of at least two ranks.
-        progress: Called with a line before what may take long.
-        rounds: How often everything is timed.
-        longest: The most numbers in a message.
+        progress: Called with a line of text before each longer task.
+        rounds: How often each program is timed.
+        longest: An upper bound of the numbers in a message.
         timeout: Seconds to wait for other processes, between programs.
     """
     ranks = specs.ranks_of(mesh, axis_name)
@@ -119,7 +120,7 @@ def measure(
     size, long = LONG, program("long", LONG)
     while True:
         progress(f"sending arrays of {4 * size:,} bytes")
-        long.seconds()  # It is compiled, and connections are made.
+        long.seconds()  # The first call compiles, and opens connections.
         seconds = max(store.of_all("how long a message took", long.seconds(), timeout))
         if seconds > ENOUGH or 4 * size > longest:
             break
@@ -134,9 +135,9 @@ def measure(
         for k in range(len(programs)):
             one = programs[(turn + k) % len(programs)]
             own[one.name].append(one.seconds())
-    # What the slowest process measured, round by round.
+    # In each round, the time of the slowest process counts.
     answers = store.of_all("how long messages took", own, timeout)
-    zeros = [[0.0] * rounds]  # `max` wants two
+    zeros = [[0.0] * rounds]  # `max` needs two arguments, also for one process
     short, long, dense = (
         MessageTimes.of(
             4 * one.size, map(max, *(each[one.name] for each in answers), *zeros)
@@ -162,18 +163,18 @@ def measure(
 def _bytes_per_second(
     sent: float, waits: int, whole: MessageTimes, short: MessageTimes
 ) -> float:
-    """The rate of a collective in which `waits` messages wait for one another."""
-    # Latencies that came out too long must not make a rate of what is left.
+    """Returns the bandwidth of a collective of `waits` consecutive messages."""
+    # Subtract at most half, so that a latency that was measured too long does no harm.
     return sent / max(whole.median - waits * short.median, 0.5 * whole.median)
 
 
 def _waits(ranks: int) -> int:
-    """Messages of a dense sum that wait for one another."""
+    """Returns the number of consecutive messages of a dense sum."""
     return 2 * agreeing(ranks)
 
 
 class _MessageProgram:
-    """Messages of `size` numbers of each rank, one after another, compiled."""
+    """A compiled program of consecutive messages, of `size` numbers of each rank."""
 
     def __init__(self, name, mesh, axis_name, size):
         self.name, self.size, wire = name, size, Wire(axis_name)
@@ -183,7 +184,7 @@ class _MessageProgram:
         self._x = jax.make_array_from_callback(shape, sharding, piece)
 
         def on_rank(x):
-            # Each sends what came from the one before.
+            # Each message sends the result of the previous one.
             step = lambda _, x: _STEPS[name](wire, x) + jnp.float32(1)
             return lax.fori_loop(0, CHAIN[name], step, x)
 
@@ -193,7 +194,7 @@ class _MessageProgram:
         self._run = jax.jit(mapped)
 
     def seconds(self) -> float:
-        """Seconds of one message."""
+        """Runs the program, and returns the seconds of one message."""
         start = time.perf_counter()
         jax.block_until_ready(self._run(self._x))
         return (time.perf_counter() - start) / CHAIN[self.name]

@@ -1,4 +1,4 @@
-"""Whether ranks would train the same: local gradients, equal parameters, one plan."""
+"""Checks that gradients are local, and that ranks have equal parameters and one plan."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -30,14 +30,14 @@ def gradient(
     params: Any,
     batch: Any,
 ) -> Finding:
-    """Whether gradients are this rank's own where they are to be synchronized.
+    """Checks that gradients are local, not yet summed, before they are synchronized.
 
     Args:
         mesh: The mesh.
-        axis_name: The axis of the ranks.
-        grad_fn: From the parameters and a rank's share of a batch to the gradient, as it is
-            called inside `jax.shard_map`; None looks at what JAX does in general, which
-            is no check.
+        axis_name: The mesh axis of the ranks.
+        grad_fn: A function from the parameters and a rank's share of a batch to the
+            gradient, as it is called inside `jax.shard_map`. If None, the finding is a note
+            on what `jax.grad` does in this version of JAX.
         params: The parameters.
         batch: A batch of all ranks.
     """
@@ -45,7 +45,7 @@ def gradient(
         return _of_jax(mesh, axis_name)
     try:
         summed = _summed(mesh, axis_name, grad_fn, params, batch)
-    except Exception as error:  # Whatever a user's function raises when it is traced.
+    except Exception as error:  # A user's function may raise any type when it is traced.
         text = f"the gradient function cannot be traced: {type(error).__name__}: {error}"
         return Finding("gradient", WRONG, _line(text))
     if summed:
@@ -55,7 +55,7 @@ def gradient(
 
 
 def _of_jax(mesh, axis_name):
-    """What `jax.grad` gives here, of replicated parameters and of local ones."""
+    """Returns a note on the gradients that `jax.grad` returns in this version of JAX."""
 
     def loss(w, x):
         return jnp.sum(w * x)
@@ -78,7 +78,7 @@ def _of_jax(mesh, axis_name):
 
 
 def _summed(mesh, axis_name, grad_fn, params, batch) -> list[str]:
-    """The paths of gradients that do not vary over the axis; nothing runs."""
+    """Returns the paths of gradients that do not vary over the axis, by tracing alone."""
     found: list[str] = []
     names = set(axes.axis_names(axis_name))
 
@@ -100,11 +100,11 @@ def _summed(mesh, axis_name, grad_fn, params, batch) -> list[str]:
 
 
 def parameters(params: Any, hosts: list[str], timeout: float) -> Finding:
-    """Whether all processes, and their devices, hold the same parameters, as bytes.
+    """Checks that all processes, and their devices, have equal bytes of the parameters.
 
     Args:
-        params: The parameters. What is sharded over processes is left out.
-        hosts: The host of each process.
+        params: The parameters. Arrays that are sharded over processes are left out.
+        hosts: The host name of each process.
         timeout: Seconds to wait for the others.
     """
     about = "parameters"
@@ -150,11 +150,11 @@ def parameters(params: Any, hosts: list[str], timeout: float) -> Finding:
 
 
 def plan(explained: str, hosts: list[str], timeout: float) -> Finding:
-    """Whether all processes would send the same messages.
+    """Checks that all processes would send the same messages.
 
     Args:
-        explained: What a synchronization would do here, or why that cannot be said.
-        hosts: The host of each process.
+        explained: The forecast of this process as text, or the reason why it has none.
+        hosts: The host name of each process.
         timeout: Seconds to wait for the others.
     """
     answers = store.of_all("its plan", _hash(explained), timeout, hosts)
@@ -176,7 +176,7 @@ def _is_abstract(leaf):
 
 
 def _hashes(leaf) -> Iterator[str]:
-    """Of each copy of a leaf that this process has; none where it has only parts."""
+    """Yields the hash of each copy of a leaf in this process; none if it has only parts."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if not isinstance(leaf, jax.Array):

@@ -1,1 +1,1 @@
-"""What a synchronization would send, and how long it would take, without any device."""
+"""Forecasts the bytes and times of a synchronization, without any device."""

@@ -1,4 +1,4 @@
-"""What was assumed, what there is to compile, and one sentence of advice."""
+"""The sentences of an explanation: assumptions, exchanges to compile, and advice."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from sparsejax.transforms.buckets import SPARSE_FROM
 
 
 _DENSE = schemes.AllReduce.__name__
-_WORTH = 0.9  # of the time; what takes more than that is not worth the change
+_WORTH = 0.9  # the share of the dense time below which a scheme is worth the change
 _DGC = 0.01
 _SYSTEMS = {
     "OkTopk": "sparsejax.ok_topk_sync(...)",
@@ -34,7 +34,7 @@ _MEASURED = (
 
 
 def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
-    """Names the assumptions of the rows, a sentence each."""
+    """Yields a sentence for each assumption of the rows."""
     pairs = [pair for pair in zip(groups, rows, strict=True) if pair[1].taken]
     tables = _paths([row for _, row in pairs], "assumed")
     if tables:
@@ -95,7 +95,7 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _undecided(groups, rows):
-    """The names of rows whose density the parameters decide, unless the caller says it."""
+    """Returns names of rows whose sparsifier reads parameters, if no density was given."""
     return [
         row.name
         for group, row in zip(groups, rows, strict=True)
@@ -106,7 +106,7 @@ def _undecided(groups, rows):
 
 
 def _by_rank(groups):
-    """Sentences about local steps: what they exchange, and what stays on its rank."""
+    """Yields sentences about local steps: what is exchanged, and what is kept by rank."""
     moved = [group for group in groups if group.in_rounds]
     for every in sorted({group.every for group in moved}):
         loads = [group.load for group in moved if group.every == every]
@@ -120,7 +120,7 @@ def _by_rank(groups):
 
 
 def _paths(rows, source):
-    """The leaves whose density comes from there."""
+    """Returns the paths of leaves whose density has this source."""
     return [
         path
         for row in rows
@@ -130,7 +130,7 @@ def _paths(rows, source):
 
 
 def compiling(rows: Sequence[Row]) -> str:
-    """Counts the exchanges to compile, and says what they took elsewhere and lowers it."""
+    """Returns the number of exchanges to compile, a measured time, and how to save some."""
     exchanges = [row for row in rows if row.taken]
     count, kinds = len(exchanges), sum(len(row.taken) for row in exchanges)
     if not count:
@@ -153,7 +153,7 @@ def compiling(rows: Sequence[Row]) -> str:
 
 
 def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> str:
-    """Advises the user in one sentence that names the call."""
+    """Returns a sentence of advice that names the call."""
     if all(row.dense_bytes == 0 for row in rows):
         return "Advice: keep it as it is; there is nothing to send."
     current, dense = (_step(rows, name) for name in (CHOSEN, _DENSE))
@@ -210,12 +210,12 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> 
 
 
 def _step(rows, name):
-    """Milliseconds of a step, on average over steps."""
+    """Returns the milliseconds of a step, on average."""
     return sum((row.milliseconds[name] or 0.0) / row.every for row in rows)
 
 
 def _but(rows, current, sparser):
-    """A clause that names a better call, or the assumption of the advice."""
+    """Returns a clause that names a better call, or the assumption of the advice."""
     worse = [row for row in rows if row.verdict]
     if worse:
         text = f'; give {_some([row.name for row in worse])} the rule "dense"'
@@ -227,14 +227,14 @@ def _but(rows, current, sparser):
 
 
 def _if_assumed(rows):
-    """A clause where the gain rests on a guess."""
+    """Returns a clause if the gain depends on an assumed density; else ""."""
     if any("assumed" in row.sources for row in rows):
         return ", if the share of rows that is assumed holds"
     return ""
 
 
 def _call(rows):
-    """The synchronization as a user writes it."""
+    """Returns the synchronization as a user writes it."""
     names = {row.scheme for row in rows} - {_DENSE}
     if not names:
         return "sparsejax.dense_sync()"
@@ -247,7 +247,7 @@ def _call(rows):
 
 
 def _with(groups, rows, times: SchemeTimes, change):
-    """Milliseconds of a step with Zen, were groups as `change` makes them."""
+    """Returns the milliseconds of a step with Zen, if `change` were applied to groups."""
     total = 0.0
     for group, row in zip(groups, rows, strict=True):
         own = (row.milliseconds[CHOSEN] or 0.0) / row.every
@@ -273,7 +273,7 @@ def _zen(scheme: Scheme) -> Scheme:
 
 
 def _sparsified(group: Group) -> Group:
-    """The group, were a sparsifier in front of it, which takes no rows."""
+    """Returns the group with the load that DGC would leave; rows are left unchanged."""
     if group.ids:
         return group
     load = group.load
@@ -289,6 +289,6 @@ def _sparsified(group: Group) -> Group:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of several names, and how many more there are."""
+    """Returns the first three names, and the number of the others, as text."""
     shown = ", ".join(names[:3])
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,10 +1,10 @@
-"""What a table would cost as a `ColumnTable`, beside rows of a table that is on all ranks.
+"""Forecasts a table as a `ColumnTable`, to be compared with rows of a replicated table.
 
-By the formulas of EmbRace, for m different rows that a rank reads and u that any rank does:
-rows go to owners and their sums to all, (n - 1)/n (m + u) of them; columns send
-2 (n - 1)/n m and (n - 1) m ids. So columns send less, the more ranks read other rows than
-one another, and the wider rows are: where (u/m - 1) times the bytes of a row exceeds about
-4 n.
+The formulas are EmbRace's, for n ranks, m distinct rows that one rank reads, and u that all
+ranks read together. By rows, (n - 1)/n (m + u) rows are sent, to owners and from them to
+all. By columns, 2 (n - 1)/n m rows and (n - 1) m ids are sent. So columns send less if
+(u/m - 1) times the bytes of a row exceeds about 4 n: if ranks read different rows, and rows
+are wide.
 """
 
 from sparsejax.advise.explain.reading import Group
@@ -12,10 +12,10 @@ from sparsejax.schemes.forecast import Forecast, agreeing
 
 
 def forecast(group: Group) -> Forecast | None:
-    """The forecast of hybrid communication for a group of rows; None where it has none.
+    """Forecasts hybrid communication for a group whose gradients are rows.
 
-    With a `capacity` of the rows that a rank reads; rows of fewer numbers than there are
-    ranks cannot be sharded.
+    Its `capacity` is the number of distinct rows that a rank reads. It is None for other
+    groups, for one rank, and for rows of fewer columns than ranks, which cannot be sharded.
     """
     load = group.load
     distinct = load.counts[0]
@@ -29,16 +29,16 @@ def forecast(group: Group) -> Forecast | None:
 def hybrid_cost(
     ranks: int, distinct: float, row_bytes: float, id_bytes: float = 4.0
 ) -> tuple[int, float]:
-    """Messages and bytes that a rank sends for a table by columns.
+    """Returns the messages and the bytes that a rank sends for a table by columns.
 
-    EmbRace's table 2, AlltoAll, after an all-gather of (n - 1) m ids: 2 (n - 1)/n m rows,
-    there and back. No id travels with them.
+    They are those of AlltoAll in EmbRace's table 2, 2 (n - 1)/n m rows for vectors and
+    gradients, without ids, and of an all-gather of (n - 1) m ids before it.
 
     Args:
         ranks: n.
-        distinct: m, different rows that a rank reads.
-        row_bytes: Bytes of a row's numbers.
-        id_bytes: Bytes of a row's number.
+        distinct: m, the number of distinct rows that a rank reads.
+        row_bytes: The bytes of a row.
+        id_bytes: The bytes of an id.
     """
     rows = 2 * (ranks - 1) / ranks * distinct * row_bytes
     return 3 * (ranks - 1), rows + (ranks - 1) * distinct * id_bytes

@@ -52,7 +52,7 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that name a model and say how sparse its gradient is."""
+    """Adds the arguments that name a model and the density of its gradient."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -85,7 +85,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the explanation."""
+    """Prints the explanation, and returns the exit status."""
     tx, params = target(options)
     two_levels = options.inner > 1
     explanation = explain(
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def density(options: argparse.Namespace) -> Any:
-    """The densities that the arguments give, as `explain` takes them."""
+    """Returns the densities of the arguments, as `explain` takes them."""
     if not options.leaf_density:
         return options.density
     found = dict(_pattern_and_density(text) for text in options.leaf_density)
@@ -110,7 +110,7 @@ def density(options: argparse.Namespace) -> Any:
 
 
 def ids(options: argparse.Namespace) -> dict[str, int] | None:
-    """The numbers of ids that the arguments give."""
+    """Returns the numbers of ids of the arguments, as `explain` takes them."""
     return dict(map(_pattern_and_ids, options.ids)) or None
 
 
@@ -122,7 +122,7 @@ def _positive(text):
 
 
 def target(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The optimizer and the parameters that the arguments name."""
+    """Returns the optimizer and the parameters that the arguments name."""
     axis = ("hosts", "devices") if getattr(options, "inner", 1) > 1 else None
     plan = Plan.load(options.plan) if options.plan else None
     tx = zen_sync(axis) if plan is None else sync(plan, axis)
@@ -141,7 +141,7 @@ def target(options: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def imported(text: str) -> Any:
-    """The object that "module:name" names; what it returns if it is called with nothing."""
+    """Imports the object that "module:name" names; if it is callable, its result."""
     module, _, name = text.partition(":")
     if not name or not module or module.startswith("."):
         raise ArgumentError(f"the model must be written module:name, got {text!r}.")
@@ -164,7 +164,7 @@ def imported(text: str) -> Any:
 
 
 def _leaves(texts):
-    """Parameters without values, as the arguments --leaf describe them."""
+    """Returns abstract parameters, as the arguments --leaf describe them."""
     leaves = {}
     for text in texts:
         match = _LEAF.fullmatch(text)

@@ -1,8 +1,8 @@
-"""How sparse a gradient is taken to be: given, measured, or the least that is known.
+"""The densities of gradients in a forecast: given, measured, or assumed.
 
-Where nothing is known a gradient is dense: a kernel's is, and calling it sparse would make
-any scheme look good. One guess is made, and said wherever it is used: a table of embeddings
-is looked up by few rows a step.
+Without information a gradient is assumed to be dense: that of a kernel is, and with a low
+density any scheme would look fast. There is one exception, which a forecast states wherever
+it is used: a step is assumed to look up few rows of a table of embeddings.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from sparsejax.schemes.forecast import independent
 from sparsejax.transforms.buckets import ByRules
 
 
-TABLE = 0.01  # the guess for a table: the share of its rows that a rank's batch looks up
+TABLE = 0.01  # the assumed share of a table's rows that a rank's batch looks up
 _TABLE = re.compile("embed|table", re.IGNORECASE)
-_TALL = 4  # a table has at least this many rows a column
-# Without such a name a leaf may be a table if it has that many rows, and at least that
-# many a column: kernels of layers do not.
+_TALL = 4  # lower bound of the rows of a table divided by its columns
+# Without such a name a leaf may be a table if it has at least _ROWS rows, and _VERY_TALL
+# rows for each column, which kernels of layers do not have.
 _ROWS, _VERY_TALL = 10_000, 16
 
 Measured = Mapping[str, LeafProfile]
@@ -33,15 +33,15 @@ Density = float | Mapping[str, float] | Measured | Sequence[Measured]
 
 
 class NonzeroShares(NamedTuple):
-    """The shares of a leaf's units that are not zero.
+    """The shares of a leaf's units that are non-zero.
 
     Attributes:
-        sums: Of one rank, and of sums over 2, 4, ... and all ranks.
-        source: "given", "measured", "assumed" for the guess of a table, "uniform" for ids
-            drawn uniformly, "dense", "unknown" where a dense leaf has the shape of a
-            table, "selected" by a sparsifier, or "moved" in a round of local steps.
-        skewness: Of one rank, as in `Load`.
-        sum_skewness: Of the sum.
+        sums: The share on one rank, and in the sums over 2, 4, ... and all ranks.
+        source: "given", "measured", "assumed" for a table, "uniform" for ids that are drawn
+            uniformly, "dense", "unknown" for a dense leaf of the shape of a table,
+            "selected" by a sparsifier, or "moved" in a round of local steps.
+        skewness: The skewness on one rank, as in `Load`.
+        sum_skewness: The skewness of the sum.
     """
 
     sums: tuple[float, ...]
@@ -50,21 +50,20 @@ class NonzeroShares(NamedTuple):
     sum_skewness: float = 1.0
 
     def after(self, steps: int) -> "NonzeroShares":
-        """The shares of as many steps' gradients added up, were each drawn by itself.
+        """Returns the shares of the sum of `steps` gradients, if they are independent.
 
-        Steps that resemble one another overlap more than by chance, and then their sum has
-        fewer.
+        Similar gradients overlap more than by chance, and their sum has smaller shares.
         """
         if steps == 1:
             return self
         return self._replace(sums=tuple(_any_of(share, steps) for share in self.sums))
 
     def by_rows(self, width: int) -> "NonzeroShares":
-        """The shares of rows with anything in them, where these are shares of elements."""
+        """Returns the shares of non-zero rows, from shares of independent elements."""
         return self.after(width)
 
     def at_most(self, share: float, ranks: int) -> "NonzeroShares":
-        """These where they are no larger than what a sparsifier selects; else that."""
+        """Returns the shares after a sparsifier that selects at most `share`."""
         if self.sums[0] <= share:
             return self
         return NonzeroShares(independent(ranks, 1, share), "selected")
@@ -76,12 +75,13 @@ def _any_of(share, times):
 
 @dataclasses.dataclass(frozen=True)
 class Densities:
-    """The densities that gradients are taken to have.
+    """The densities of gradients that a forecast assumes.
 
     Attributes:
-        ranks: How many ranks there are.
-        by_pattern: Densities by regular expressions; the first that matches holds.
-        profiles: Measured densities, a step each.
+        ranks: The number of ranks.
+        by_pattern: Densities by regular expressions, of which the first that matches is
+            used.
+        profiles: Measured densities, one mapping for each step.
     """
 
     ranks: int
@@ -89,7 +89,7 @@ class Densities:
     profiles: tuple[Measured, ...]
 
     def check(self, paths: Sequence[str]) -> None:
-        """Raises where a pattern matches no leaf."""
+        """Raises if a pattern matches no leaf."""
         for pattern, _ in self.by_pattern:
             if pattern and not any(re.search(pattern, path) for path in paths):
                 raise RuleError(
@@ -101,7 +101,7 @@ class Densities:
     def shares(
         self, path: str, leaf: Any, units: int, shape: tuple[int, ...]
     ) -> NonzeroShares:
-        """The shares of one leaf, of `units` units of this shape."""
+        """Returns the shares of one leaf that has `units` units of this shape."""
         if any(path in profile for profile in self.profiles):
             units = self._measured_units(path, leaf, units, shape)
             load = load_of(self.profiles, path, units, shape, leaf.dtype, self.ranks)
@@ -115,9 +115,9 @@ class Densities:
         return self._independent(1.0, "unknown" if may_be_table(leaf) else "dense")
 
     def shares_of_rows(self, path: str, leaf: Any, ids: int) -> NonzeroShares:
-        """The shares of a table's rows that are among `ids` ids of each rank.
+        """Returns the shares of a table's rows of which each rank lists `ids` ids.
 
-        Where nothing else is known, as if each id were drawn uniformly from all rows.
+        Without a given density, each id is assumed to be drawn uniformly from all rows.
         """
         height = leaf.shape[0]
         shares = self.shares(path, leaf, height, tuple(leaf.shape[1:]))
@@ -133,7 +133,10 @@ class Densities:
         return shares
 
     def _measured_units(self, path, leaf, units, shape):
-        """How many units the profiles saw: rows of a table that here goes by elements."""
+        """Returns the number of units in the profiles, which may count rows.
+
+        A profile counts the rows of a table also if its exchange has elements as units.
+        """
         _, unit = ByRules(schemes.Zen()).decide([path], [leaf])[0]
         if shape or unit == "element":
             return units
@@ -146,16 +149,17 @@ class Densities:
 
 @dataclasses.dataclass(frozen=True)
 class IdCounts:
-    """How many ids of rows a rank lists in a step, by regular expressions.
+    """The numbers of ids of rows that a rank lists in a step.
 
     Attributes:
-        by_pattern: The first that matches holds.
+        by_pattern: The numbers by regular expressions, of which the first that matches is
+            used.
     """
 
     by_pattern: tuple[tuple[str, int], ...] = ()
 
     def check(self, leaves: Mapping[str, Any]) -> None:
-        """Raises where a pattern matches no leaf, by paths, that can be read by rows."""
+        """Raises if a pattern matches no path of a leaf that can be read by rows."""
         tables = [path for path, leaf in leaves.items() if _is_table(leaf)]
         for pattern, _ in self.by_pattern:
             if pattern and not any(re.search(pattern, path) for path in tables):
@@ -167,7 +171,7 @@ class IdCounts:
                 )
 
     def of(self, path: str, leaf: Any) -> int:
-        """How many ids a rank lists of a leaf; 0 where its gradient is an array."""
+        """Returns the number of ids that a rank lists of a leaf; 0 for a dense gradient."""
         found = (n for pattern, n in self.by_pattern if re.search(pattern, path))
         return next(found, 0) if _is_table(leaf) else 0
 
@@ -195,14 +199,14 @@ def listed(ids: Mapping[str, int] | None) -> IdCounts:
 
 
 def is_table(path: str, leaf: Any) -> bool:
-    """Whether a leaf is taken for a table whose rows are looked up, by name and shape."""
+    """Whether the path and shape of a leaf are those of a table of embeddings."""
     if len(leaf.shape) != 2 or not _TABLE.search(path):
         return False
     return leaf.shape[0] >= _TALL * leaf.shape[1]
 
 
 def may_be_table(leaf: Any) -> bool:
-    """Whether a leaf whose name does not say so has the shape of a table."""
+    """Whether a leaf has the shape of a table, whatever its path."""
     if len(leaf.shape) != 2:
         return False
     return leaf.shape[0] >= max(_ROWS, _VERY_TALL * leaf.shape[1])
@@ -222,7 +226,7 @@ def densities(density: Density | None, ranks: int) -> Densities:
     elif isinstance(density, Mapping):
         for pattern, share in density.items():
             _check_pattern(pattern, share)
-        # The empty pattern matches all, so it comes last.
+        # The empty pattern matches every path, so it is last.
         by_pattern = {k: v for k, v in density.items() if k}
         by_pattern |= {"": density[""]} if "" in density else {}
     elif isinstance(density, Sequence) and density and all(map(_is_profile, density)):

@@ -1,12 +1,12 @@
-"""Says, without any device, what a synchronization would do and how long it would take.
+"""The function `explain`: forecasts a synchronization, without any device.
 
     network = sparsejax.Network(gbit_per_s=25, latency_us=20)
     print(sparsejax.explain(tx, params, ranks=16, network=network))
 
-For each group of leaves that are exchanged together: its scheme and unit, the bytes that
-one rank would send beside those of a dense sum, the time of every scheme, and the density
-and the bandwidth up to which sending entries pays at all; what a step costs; what was
-assumed; what there is to compile; and one sentence of advice.
+For each group of leaves that are exchanged together, it lists the scheme and the unit, the
+bytes that one rank would send and those of a dense sum, the time of every scheme, and the
+density and the bandwidth up to which sending entries pays. It adds the cost of a step, the
+assumptions, the number of exchanges to compile, and one sentence of advice.
 """
 
 import dataclasses
@@ -36,15 +36,15 @@ class Explanation:
     """The forecasts of `explain`; `print` shows them as tables.
 
     Attributes:
-        ranks: The number of ranks; of hosts, where there are two levels.
-        inner: The ranks of a host; 1 where there is one level.
+        ranks: The number of ranks; for two levels, of hosts.
+        inner: The number of ranks of a host; 1 for one level.
         network: The network between the ranks.
-        platform: That of the devices on which steps will run.
+        platform: The platform on which steps will run.
         rows: One entry for each group of leaves that are exchanged together, in the order
             of the tree.
-        assumed: The assumptions, a sentence each.
-        compiling: What is to be compiled, in words.
-        advice: What to do, in one sentence.
+        assumed: The assumptions, a sentence for each.
+        compiling: A sentence about the exchanges to compile.
+        advice: A sentence of advice.
 
     Example:
         >>> network = sparsejax.Network(gbit_per_s=25, latency_us=20)
@@ -63,7 +63,7 @@ class Explanation:
     advice: str
 
     def row(self, path: str) -> Row:
-        """The row of the leaf with this path."""
+        """Returns the row of the leaf with this path."""
         for row in self.rows:
             if path in row.paths:
                 return row
@@ -72,12 +72,12 @@ class Explanation:
 
     @property
     def step_bytes(self) -> float:
-        """Bytes that one rank sends, on average over steps."""
+        """The bytes that one rank sends in a step, on average."""
         return sum(row.sent_bytes / row.every for row in self.rows)
 
     @property
     def step_milliseconds(self) -> float:
-        """Milliseconds on the network, on average over steps."""
+        """The milliseconds of a step on the network, on average."""
         return sum((row.milliseconds[CHOSEN] or 0.0) / row.every for row in self.rows)
 
     def to_json(self) -> str:
@@ -108,9 +108,9 @@ def explain(
 ) -> Explanation:
     """Forecasts bytes and times of the synchronizations in an optimizer, without devices.
 
-    It reads from the optimizer which leaves are exchanged together, by which scheme, what a
-    sparsifier selects (its density after any warm-up), and how many steps there are to an
-    exchange (`sparsejax.accumulate`, `sparsejax.local_steps`).
+    From the optimizer it reads which leaves are exchanged together, by which scheme; the
+    density of a sparsifier, after any warm-up; and the number of steps for each exchange
+    (`sparsejax.accumulate`, `sparsejax.local_steps`).
 
     Args:
         tx: The optimizer, with a synchronization somewhere in it.
@@ -119,20 +119,21 @@ def explain(
         network: The bandwidth and latency between the ranks.
         density: The share of non-zero units of a rank's gradient of one step, before any
             sparsifier: one number; numbers by regular expressions, searched in the paths; a
-            result of `sparsejax.profile`; or a list of these, one a step. Leaves without
-            one are taken to be dense, but for tables: a leaf of two axes that is called
-            embedding or table, with at least four times as many rows as columns, is taken
-            to have 1% of its rows, and the result says so. Where only numbers are given,
-            the sets of the ranks are taken to be independent, which overlap least. For
-            `sparsejax.local_steps` it is the share of non-zero offsets of a round, by
-            default 1: momentum and decay change what has no gradient.
+            result of `sparsejax.profile`; or a list of these, one for each step. Leaves
+            without one are assumed to be dense, except for tables: a leaf of two axes whose
+            path contains "embed" or "table", with at least four times as many rows as
+            columns, is assumed to have 1% of its rows, and the result says so. If only
+            numbers are given, the non-zero units of the ranks are assumed to be
+            independent, which overlap least. For `sparsejax.local_steps` it is the share of
+            non-zero offsets of a round, by default 1: momentum and decay change parameters
+            without a gradient.
         ids: The number of ids of rows that a rank lists in a step, {pattern of paths:
             number}, for tables whose gradients are `RowGrads`: an example with 26 features
-            has 26. Their density is then that of distinct rows. Where none is given, ids
-            are taken to be drawn uniformly from all rows, which repeats least.
-        platform: "cpu", "gpu" or "tpu": that of the devices on which steps will run, for
-            message sizes and the choice of a dense sum depend on it. If None, the default
-            platform of JAX here.
+            has 26. Their density is then that of distinct rows. Without a density, ids are
+            assumed to be drawn uniformly from all rows, which repeats least.
+        platform: "cpu", "gpu" or "tpu": the platform on which steps will run, since message
+            sizes and the choice of a dense sum depend on it. If None, JAX's default
+            platform.
 
     Returns:
         An `Explanation`, to be printed or read.
@@ -144,9 +145,9 @@ def explain(
         >>> print(cost)
 
     See Also:
-        `sparsejax.metrics`: the bytes of a run, as numbers.
-        `sparsejax.summary`: the bytes of a run, as a table.
-        `sparsejax.residuals`: what a run has not sent yet.
+        `sparsejax.metrics`: returns the bytes of a run, as numbers.
+        `sparsejax.summary`: returns the bytes of a run, as a table.
+        `sparsejax.residuals`: returns the residuals of a run.
     """
     check_network(network)
     if platform is not None:
@@ -173,7 +174,7 @@ def explain(
 
 
 def _suited(group: reading.Group) -> reading.Group:
-    """The group with the dense sum that `schemes.or_dense.suited` gives it."""
+    """Returns the group, with a dense sum if `schemes.or_dense.suited` would choose it."""
     is_listed = group.unit == "element" and not group.shared and group.load.ranks > 1
     if policy().numbers or not is_listed:
         return group
@@ -183,7 +184,7 @@ def _suited(group: reading.Group) -> reading.Group:
 
 
 def _hosts_and_inner(ranks) -> tuple[int, int]:
-    """The number of hosts and of a host's ranks; hosts of one rank where it is one int."""
+    """Returns the numbers of hosts and of ranks of a host; one int is hosts of one rank."""
     pair = ranks if isinstance(ranks, tuple) else (ranks, 1)
     if len(pair) != 2 or any(
         isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 1 for n in pair
@@ -196,7 +197,7 @@ def _hosts_and_inner(ranks) -> tuple[int, int]:
 
 
 def _check_levels(groups: Sequence[reading.Group], two: bool) -> None:
-    """Raises unless a pair of ranks and schemes for two levels come together."""
+    """Raises if ranks are a pair and the schemes have one level, or the reverse."""
     levels = [isinstance(group.scheme, schemes.TwoLevel) for group in groups]
     sparse = [not isinstance(group.scheme, schemes.AllReduce) for group in groups]
     if any(levels) and not two:

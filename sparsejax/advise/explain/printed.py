@@ -1,4 +1,4 @@
-"""The rows of an explanation as tables, with what a step costs in all."""
+"""The rows of an explanation as tables, with the total cost of a step."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ _DENSE = AllReduce.__name__
 _SENT = ["leaves", "unit", "scheme", "density", "after", "room", "rounds", "sends"]
 _SENT += ["dense", "pays below", "up to", ""]
 _TIMES = [CHOSEN, *(kind.__name__ for kind in COMPARED)]
-_MUCH = 0.95  # of the time; what saves less is not worth a word
+_MUCH = 0.95  # the share of the time above which a saving is not mentioned
 
 
 def tables(rows: Sequence[Row], network: Network) -> Iterator[list[str]]:
-    """The lines of each part: bytes, times, why not the fastest scheme, and the sums."""
+    """Yields the lines of each part: bytes, times, notes on schemes, and the sums."""
     yield ["What one rank sends in an exchange; room is entries in the longest message:"]
     yield table([_SENT, *map(_sent, rows)], left=(0, 1, 2, 11))
     work = "the work on the device left out"
@@ -33,7 +33,7 @@ def tables(rows: Sequence[Row], network: Network) -> Iterator[list[str]]:
 
 
 def _sent(row: Row) -> list[str]:
-    """A row of the table of bytes."""
+    """Returns a row of the table of bytes."""
     what = f"{row.name} {list(row.shape)}"
     scheme = row.scheme
     if row.taken and not any(kind in row.scheme for kind in row.taken):
@@ -58,18 +58,18 @@ def _sent(row: Row) -> list[str]:
 
 
 def _times(row: Row) -> list[str]:
-    """A row of the table of times."""
+    """Returns a row of the table of times."""
     times = [row.milliseconds[name] for name in _TIMES]
     return [row.name, *("-" if t is None else f"{t:.3g}" for t in times)]
 
 
 def _reasons(rows):
-    """Why a scheme is taken that is not the fastest."""
+    """Returns sentences on why schemes are used that are not the fastest."""
     return [f"{row.name}: {row.reason}." for row in rows if row.reason]
 
 
 def _rounded(rows):
-    """Where values that are rounded to few bits travel in more."""
+    """Yields sentences about rounded values that are not sent in fewer bits."""
     for row in rows:
         if row.values and not row.coded:
             yield (
@@ -80,7 +80,7 @@ def _rounded(rows):
 
 
 def _rounds(rows, latency_us):
-    """Where rounds take a good part of the time that room in messages would save."""
+    """Yields sentences about exchanges that larger capacities would make faster."""
     for row in rows:
         whole = row.milliseconds[CHOSEN] or 0.0
         if row.roomy is None or row.roomy[0] > _MUCH * whole:
@@ -96,7 +96,7 @@ def _rounds(rows, latency_us):
 
 
 def _columns(rows):
-    """Whether tables whose rows are sent would be better sharded by columns."""
+    """Yields sentences that compare rows of a table with a table sharded by columns."""
     for row in rows:
         if row.columns is None:
             continue
@@ -111,7 +111,7 @@ def _columns(rows):
 
 
 def _sums(rows):
-    """The bytes and time of a step, on average where several share an exchange."""
+    """Yields a sentence with the bytes and the time of a step, on average."""
     every = sorted({row.every for row in rows})
     sent, dense, sent_ms, dense_ms = (
         sum(value(row) / row.every for row in rows)

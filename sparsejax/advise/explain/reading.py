@@ -1,7 +1,7 @@
-"""What a transformation will exchange: which leaves together, how sparse, and how often.
+"""Reads from a transformation which leaves it exchanges together, and how often.
 
-Read from the transformation itself (`state.observing`): the exchanges in it, the
-sparsifiers in front of them, and what accumulates around either.
+It observes the transformation (`state.observing`): its exchanges, the sparsifiers that
+precede them, and the wrappers around either. To these it adds the densities.
 """
 
 import dataclasses
@@ -27,23 +27,23 @@ from sparsejax.units.row_grads import RowGrads
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Leaves that one exchange adds up as one array.
+    """Leaves that one exchange sums as one array.
 
     Attributes:
-        paths: Of the leaves.
-        shape: Of the leaf, or of all leaves laid end to end.
-        dtype: Of the leaves.
-        unit: What an index points at, "element" or "row", or "leaf"; see `Row`.
-        scheme: How they are added up.
-        load: What there is to add up, over all ranks.
-        sources: Where the density of each leaf comes from; see `NonzeroShares`.
-        sparsifier: The sparsifier in front, if one selects from these leaves.
-        values: The code that it rounds values to, where all leaves have one; else None.
+        paths: The paths of the leaves.
+        shape: The shape of the leaf, or of all leaves concatenated.
+        dtype: The dtype of the leaves.
+        unit: What an index refers to, "element" or "row", or "leaf"; see `Row`.
+        scheme: The scheme that sums them.
+        load: The load, over all ranks.
+        sources: The source of the density of each leaf; see `NonzeroShares`.
+        sparsifier: The sparsifier that selects from these leaves, if any.
+        values: The value code to which it rounds, if it is one for all leaves; else None.
         shared: Whether it selects the same elements on all ranks.
-        ids: How many ids of rows a rank lists, where gradients are `RowGrads`; else 0.
-        every: How many steps there are to an exchange.
-        dense_steps: How many exchanges send everything first.
-        in_rounds: Whether it is of what ranks have moved in a round of local steps.
+        ids: The number of ids of rows that a rank lists, for `RowGrads`; else 0.
+        every: The number of steps for each exchange.
+        dense_steps: The number of first exchanges that send everything.
+        in_rounds: Whether the offsets of a round of local steps are exchanged.
     """
 
     paths: tuple[str, ...]
@@ -63,7 +63,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The path of the only leaf, or of the first and how many more."""
+        """The path of the only leaf, or of the first with the number of the others."""
         more = len(self.paths) - 1
         return (self.paths[0] or "value") + (f" and {more} more" if more else "")
 
@@ -75,14 +75,14 @@ def groups_of(
     known: Densities,
     listed: IdCounts = NONE,
 ) -> list[Group]:
-    """The groups of leaves that a transformation exchanges, in the order of the tree.
+    """Returns the groups of leaves that a transformation exchanges, in the tree's order.
 
     Args:
         tx: The transformation.
         params: The parameters, or anything with their shapes and dtypes.
-        hosts: How many ranks an exchange is over; hosts, where there are two levels.
+        hosts: The number of ranks of an exchange; for two levels, of hosts.
         known: The densities.
-        listed: How many ids a rank lists of which leaves.
+        listed: The numbers of ids that a rank lists.
     """
     seen = observing.observed(tx, params)
     if not seen.exchanges:
@@ -106,7 +106,7 @@ def groups_of(
             for joined in joint.together(exchange.buckets, exchange.leaves, shared)
             for group in _groups(joined, exchange, members, lists, known.ranks)
         ]
-        # Of two parts of a bucket, too, the one whose first leaf is first.
+        # Two groups of one bucket are in the order of their first leaves, too.
         order = {path: place for place, path in enumerate(exchange.paths)}
         found.sort(key=lambda pair: (pair[0], order[pair[1].paths[0]]))
         groups += [group for _, group in found]
@@ -115,7 +115,7 @@ def groups_of(
 
 @dataclasses.dataclass(frozen=True)
 class _BucketLeaf:
-    """One leaf of a bucket as it reaches the exchange."""
+    """One leaf of a bucket, in the form in which the exchange is given it."""
 
     path: str
     leaf: Any
@@ -135,10 +135,10 @@ def _groups(
     lists: Mapping[str, Sequence["_RowGroup"]],
     ranks: int,
 ) -> Iterator[Group]:
-    """The groups of buckets that are exchanged as one.
+    """Yields the groups of buckets that are exchanged as one.
 
-    Of a single bucket, leaves that come as entries are exchanged by themselves, and leaves
-    that come as rows are, those of one width together.
+    Leaves of a bucket whose gradients are entries are a group of their own, and so are
+    leaves of each width whose gradients are rows.
     """
     bucket = joint.as_one(joined, exchange.leaves)
     whole = bucket.shape if bucket.scheme.unit == "leaf" else ()
@@ -162,7 +162,7 @@ def _groups(
 
 
 def _of_elements(bucket, exchange):
-    """A bucket of whole leaves as one of their elements; any other as it is."""
+    """Returns a bucket of whole leaves with elements as units; any other unchanged."""
     if bucket.scheme.unit != "leaf" or not bucket.shape:
         return bucket
     sizes = tuple(exchange.leaves[i].size for i in bucket.leaves)
@@ -174,8 +174,8 @@ class _RowGroup:
     """Leaves of a bucket that are sent as lists of rows, in one exchange.
 
     Attributes:
-        scheme: What sends them.
-        ids: By the place of a leaf, how many ids a rank lists.
+        scheme: The scheme that sends them.
+        ids: The number of ids that a rank lists, by the place of a leaf.
     """
 
     scheme: Scheme
@@ -183,7 +183,7 @@ class _RowGroup:
 
 
 def _lists(exchange, ranks, hosts, listed) -> dict[str, list[_RowGroup]]:
-    """What is sent as lists of rows of each bucket, by its name."""
+    """Returns the leaves of each bucket that are sent as lists of rows, by its name."""
     pairs = list(zip(exchange.paths, exchange.leaves, strict=True))
     ids = [listed.of(path, leaf) for path, leaf in pairs]
     leaves = [
@@ -202,19 +202,19 @@ def _lists(exchange, ranks, hosts, listed) -> dict[str, list[_RowGroup]]:
 
 
 def _rows(leaf, listed):
-    """The shapes of the gradient of a table of which a rank lists `listed` ids."""
+    """Returns the abstract gradient of a table of which a rank lists `listed` ids."""
     ids = lambda: jnp.zeros(listed, jnp.int32)
     rows = lambda: jnp.zeros((listed, *leaf.shape[1:]), leaf.dtype)
     return jax.eval_shape(lambda: RowGrads(ids(), rows(), tuple(leaf.shape)))
 
 
 def _sends_rows(scheme):
-    """Whether a scheme sends lists of rows; else it is given whole tables."""
+    """Whether a scheme sends lists of rows; otherwise it is given dense arrays."""
     return not scheme.forecast(Load(1, 1, 1, "float32", (1.0,), room=1, listed=True)).dense
 
 
 def _members(exchange, before, known, lists) -> list[_BucketLeaf]:
-    """The leaves of an exchange, in the order of the tree."""
+    """Returns the leaves of an exchange, in the order of the tree."""
     found = {}
     for whole in exchange.buckets:
         bucket = _of_elements(whole, exchange)
@@ -229,7 +229,7 @@ def _members(exchange, before, known, lists) -> list[_BucketLeaf]:
 
 
 def _table(bucket, path, leaf, ids, exchange, before, known):
-    """A leaf that comes as rows."""
+    """Makes the `_BucketLeaf` of a leaf whose gradient is rows."""
     refused = [type(bucket.scheme).__name__] if bucket.is_lossy else []
     refused += [type(s.part.sparsifier).__name__ for s in before if _selects(s, path, leaf)]
     if not all(w.takes_rows for w in exchange.inside):
@@ -244,7 +244,7 @@ def _table(bucket, path, leaf, ids, exchange, before, known):
 
 
 def _member(bucket, path, leaf, units, exchange, before, known):
-    """A leaf, and how sparse it is after all that stands before the exchange."""
+    """Makes the `_BucketLeaf` of any other leaf, with its density before the exchange."""
     shares = known.shares(path, leaf, units, bucket.shape)
     selecting = next((s for s in before if _selects(s, path, leaf)), None)
     outside = selecting.inside if selecting is not None else exchange.inside
@@ -258,10 +258,10 @@ def _member(bucket, path, leaf, units, exchange, before, known):
     of_elements = False
     if isinstance(sparsifier, sparsifiers.Selector) and leaf.size:
         most = sparsifier.expected(leaf.size) / leaf.size
-        # It selects elements, whatever is a unit here.
+        # It selects elements, even if the unit of the exchange is a row.
         of_elements = most < shares.sums[0] or sparsifier.shared
         if sparsifier.shared:
-            # As many, whatever they are, and the same on all ranks.
+            # It selects that many in any gradient, and the same on all ranks.
             shares = NonzeroShares((most,) * len(shares.sums), "selected")
         shares = shares.at_most(most, known.ranks)
     shares = shares.after(later)
@@ -275,9 +275,10 @@ def _in_rounds(inside: Sequence[observing.Wrapper]) -> bool:
 
 
 def _moved(shares: NonzeroShares) -> NonzeroShares:
-    """The shares of what a rank has moved in a round: all, unless the caller says else.
+    """Returns the shares of non-zero offsets of a round: 1 unless the caller gave others.
 
-    Momentum and decay move what has no gradient, so a gradient's share says nothing.
+    Momentum and decay change parameters without a gradient, so the density of a gradient is
+    no estimate.
     """
     if shares.source in ("given", "measured"):
         return shares
@@ -289,7 +290,7 @@ def _selects(seen: observing.Part, path: str, leaf: Any) -> bool:
 
 
 def _group(bucket, members, inside, ranks, as_entries, split):
-    """The members as one array; `split` if they stay elements, whatever a unit is."""
+    """Returns a group of members; with `split`, elements are its units, never rows."""
     shape = () if split else bucket.shape
     width = math.prod(shape)
     loads = []

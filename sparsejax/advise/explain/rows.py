@@ -1,8 +1,8 @@
-"""The forecast of one group of leaves: bytes, rounds, the time of every scheme, and why.
+"""The forecast of one group of leaves: bytes, rounds, the time of every scheme, reasons.
 
-Times are those of the network: bytes over the bandwidth, and a latency for each message
-that waits for another, those of every further round among them. The work of packing is not
-in them, but for what an exchange costs whatever its size, `Network.exchange_us`.
+Times are those of the network: bytes divided by the bandwidth, and a latency for each
+message that waits for another one, in all rounds. The work on the device is left out, but
+for the constant cost of a sparse exchange, `Network.exchange_us`.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from sparsejax.schemes.forecast import Forecast, Load, Network, independent
 from sparsejax.transforms.buckets import SPARSE_FROM
 
 
-# The schemes that every group is forecast for: the columns of the table, by their names.
+# The schemes that are forecast for every group: the columns of the table of times.
 COMPARED: tuple[Any, ...] = (
     schemes.AllReduce,
     schemes.AGSparse,
@@ -39,48 +39,49 @@ class Row:
     """The forecast for leaves that are exchanged together, in one exchange.
 
     Attributes:
-        name: The path of the leaf, or of the first and how many more.
-        paths: Of the leaves.
-        shape: Of the leaf, or of all leaves laid end to end.
-        dtype: Of the leaves.
-        unit: What an index points at, "element" or "row"; "leaf" where a scheme takes all
-            of a leaf at once.
-        ids: How many ids of rows a rank lists, where gradients are `RowGrads`, and lists
-            of rows are sent; 0 where they are arrays.
+        name: The path of the leaf, or of the first leaf with the number of the others.
+        paths: The paths of the leaves.
+        shape: The shape of the leaf, or of all leaves concatenated.
+        dtype: The dtype of the leaves.
+        unit: What an index refers to, "element" or "row"; "leaf" if a scheme takes a whole
+            leaf.
+        ids: The number of ids of rows that a rank lists, if gradients are `RowGrads` and
+            lists of rows are sent; 0 if they are arrays.
         scheme: The scheme that the transformation uses.
-        taken: The schemes between which it chooses on this many ranks: itself, but for Zen.
-            All of them are compiled; none where it is a dense sum.
-        density: The share of one rank's units that are not zero, or that are selected.
+        taken: The schemes from which it chooses on this number of ranks: itself, except for
+            Zen. All of them are compiled; () for a dense sum.
+        density: The share of one rank's units that are non-zero, or selected.
         density_after: The share of the sum's units.
-        sources: Where the density of each leaf comes from: "given", "measured", "assumed"
-            for a table, "dense", where nothing is known to make it sparse, "unknown",
-            where that leaf has the shape of a table, or "selected".
+        sources: The source of the density of each leaf: "given", "measured", "assumed" for
+            a table, "uniform" for ids of rows, "selected" by a sparsifier, "moved" in a
+            round of local steps, "dense" if nothing is known to make the leaf sparse, or
+            "unknown" if it is dense and has the shape of a table.
         sparsifier: The sparsifier that selects from these leaves, or "".
-        values: The code of few bits that it rounds values to, or "".
-        coded: Whether values travel in that code; else they are numbers of `dtype`, or of
+        values: The value code to which it rounds values, or "".
+        coded: Whether values are sent in that code; else they are sent as `dtype`, or as
             the scheme's `wire_dtype`, as sums are.
-        every: How many steps there are to an exchange.
-        capacity: Entries in the longest message, 0 where it is sent densely.
-        rounds: How many collectives with entries follow one another, as in
+        every: The number of steps for each exchange.
+        capacity: The number of entries in the longest message; 0 for a dense sum.
+        rounds: The number of consecutive collectives with entries, as in
             `sparsejax.metrics`.
-        latencies: How many messages wait for one another, those of all rounds, and those
-            that agree on sizes.
-        sent_bytes: Bytes that one rank sends in an exchange, to other hosts where there
-            are two levels; those of a dense sum, which is over all ranks, to any.
-        dense_bytes: Bytes that one rank would send in a dense sum.
-        milliseconds: The time of every scheme, that of `scheme` under "chosen"; None where
-            a scheme cannot be used.
-        roomy: Where owners get and send in several rounds: milliseconds with room in a
-            message for as much as is expected, and the entries for which there is room
-            on either way; else None.
-        columns: Of rows, the bytes and milliseconds of a `ColumnTable` in their place, on
-            one level; else None.
-        pays_below: The density below which the scheme is sooner done than a dense sum.
-        pays_up_to: The bandwidth up to which it is, at this density, in Gbit/s: infinite
-            where it costs no more than a dense sum but for bytes, 0 where it saves none.
-        reason: Where another scheme is sooner done: why it is not the one.
-        verdict: "dense is better here", with what would settle it where a density is
-            unknown, or "".
+        latencies: The number of messages that wait for one another, in all rounds, with
+            those that agree on sizes.
+        sent_bytes: The bytes that one rank sends in an exchange; for two levels, those to
+            other hosts. A dense sum is over all ranks, and its bytes are those to any rank.
+        dense_bytes: The bytes that one rank would send in a dense sum.
+        milliseconds: The time of every scheme by name, that of `scheme` as "chosen"; None
+            if a scheme cannot be used.
+        roomy: If owners receive or send in several rounds: the milliseconds with capacities
+            for the expected entries, and these capacities of push and pull; else None.
+        columns: For rows on one level, the bytes and milliseconds of a `ColumnTable` in
+            their place; else None.
+        pays_below: The density below which the scheme is faster than a dense sum.
+        pays_up_to: The bandwidth in Gbit/s up to which it is faster, at this density:
+            infinite if its constant costs are at most those of a dense sum, 0 if it saves
+            no bytes.
+        reason: If another scheme is faster, the reason why that one is not used; else "".
+        verdict: "dense is better here", or a condition for it if a density is unknown, or
+            "".
     """
 
     name: str
@@ -113,7 +114,7 @@ class Row:
 
     @property
     def fastest(self) -> str:
-        """The fastest scheme, "chosen" where none is faster than that."""
+        """The fastest scheme; "chosen" if none is faster than the one in use."""
         times = {name: t for name, t in self.milliseconds.items() if t is not None}
         best = min(times, key=lambda name: times[name])
         return CHOSEN if times[CHOSEN] <= times[best] * (1 + 1e-9) else best
@@ -121,26 +122,26 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class SchemeTimes:
-    """The times of schemes on a network between hosts of `inner` ranks."""
+    """Computes times of schemes on a network between hosts of `inner` ranks."""
 
     network: Network
     inner: int
 
     def across(self, group: Group, load: Load | None = None) -> Load:
-        """The load that a rank adds up with other hosts, of a group or of one like it."""
+        """Returns the part of a load that one rank sums with other hosts."""
         load = group.load if load is None else load
         return load if self.inner == 1 else load.part(self.inner)
 
     def dense(self, group: Group) -> Forecast:
-        """The forecast of a dense sum of a group with other hosts."""
+        """Returns the forecast of a dense sum of a group with other hosts."""
         return self.across(group).all_reduce(getattr(group.scheme, "wire_dtype", None))
 
     def seconds(self, forecast: Forecast) -> float:
-        """Seconds of a forecast on the network."""
+        """Returns the seconds of a forecast on the network."""
         return forecast.seconds(self.network)
 
     def pays_up_to(self, forecast: Forecast, dense: Forecast) -> float:
-        """The bandwidth at which a forecast takes as long as a dense sum, in Gbit/s."""
+        """Returns the bandwidth in Gbit/s at which it takes as long as a dense sum."""
         saved = dense.bytes - forecast.bytes
         more = forecast.fixed_seconds(self.network) - dense.fixed_seconds(self.network)
         if saved <= 0 or forecast.dense:
@@ -149,7 +150,7 @@ class SchemeTimes:
 
 
 def row_of(group: Group, times: SchemeTimes) -> Row:
-    """The row of a group."""
+    """Makes the row of a group."""
     whole, scheme = group.load, group.scheme
     is_dense = isinstance(scheme, schemes.AllReduce)
     if whole.units > MOST_UNITS and not is_dense:
@@ -173,7 +174,7 @@ def row_of(group: Group, times: SchemeTimes) -> Row:
             seconds[name] = times.seconds(forecast_of(group, like, load))
     own, other = forecast.bytes, dense.bytes
     if is_dense:
-        # Not split in levels: it is one sum over all ranks, those of a host among them.
+        # A dense sum has one level, over all ranks, also those of the same host.
         own = other = whole.all_reduce(wire_dtype).bytes
     dense_wins = times.seconds(dense) <= times.seconds(forecast) or forecast.dense
     before, after = (whole.counts[k] / max(whole.units, 1) for k in (0, -1))
@@ -181,7 +182,7 @@ def row_of(group: Group, times: SchemeTimes) -> Row:
         known = getattr(scheme, "densities", None)
         before = after = getattr(scheme, "density", 1.0)
         before, after = (before, after) if known is None else known(whole)
-    # What these send does not depend on how sparse a gradient is.
+    # The bytes of these do not depend on the density of a gradient.
     is_fixed = is_dense or group.shared or isinstance(scheme, LossyScheme)
     row = Row(
         name=group.name,
@@ -216,14 +217,14 @@ def row_of(group: Group, times: SchemeTimes) -> Row:
 
 
 def _verdict(group):
-    """The verdict on a group whose dense sum is as fast, or faster."""
+    """Returns the verdict on a group whose dense sum is as fast, or faster."""
     if "unknown" in group.sources:
         return "dense is better, unless few rows are read: see below"
     return "dense is better here"
 
 
 def forecast_of(group: Group, scheme: Scheme, load: Load) -> Forecast:
-    """Forecasts a scheme for a group: a sum of values where ranks have the same indices."""
+    """Forecasts a scheme for a group; if all ranks have equal indices, a sum of values."""
     if group.shared and not isinstance(scheme, LossyScheme):
         count = round(load.counts[0])
         counts = (float(count),) * len(load.counts)
@@ -233,19 +234,19 @@ def forecast_of(group: Group, scheme: Scheme, load: Load) -> Forecast:
 
 
 def _pays_below(group: Group, times: SchemeTimes) -> float:
-    """The density below which the scheme is sooner done than a dense sum."""
+    """Returns the density below which the scheme is faster than a dense sum."""
     whole, scheme = group.load, group.scheme
     dense = times.dense(group)
 
     def pays(density):
         counts = independent(whole.ranks, whole.units, density)
         load = dataclasses.replace(whole, counts=counts)
-        if group.ids:  # lists that are as long, or as long as these rows need
+        if group.ids:  # the given capacity of the lists, or a larger one for these rows
             load = dataclasses.replace(load, room=max(group.ids, math.ceil(counts[0])))
         forecast = forecast_of(group, scheme, times.across(group, load))
         return not forecast.dense and times.seconds(forecast) < times.seconds(dense)
 
-    # Message sizes come in steps, so it may pay, not pay, and pay again above the limit.
+    # Message sizes are discrete, so it may pay again above the first density that does not.
     limit = 0.0
     for density in np.geomspace(1e-6, 1, 121):
         if not pays(float(density)):
@@ -255,13 +256,13 @@ def _pays_below(group: Group, times: SchemeTimes) -> float:
 
 
 def _columns(group, times):
-    """The bytes and the time as a `ColumnTable`; see `Row`."""
-    told = columns.forecast(group) if times.inner == 1 else None
-    return told and (told.bytes, 1e3 * times.seconds(told))
+    """Returns `Row.columns`."""
+    found = columns.forecast(group) if times.inner == 1 else None
+    return found and (found.bytes, 1e3 * times.seconds(found))
 
 
 def _roomy(scheme, load, forecast, times):
-    """The time with owners and room for what is expected; see `Row`."""
+    """Returns `Row.roomy`."""
     across = _across(scheme)
     if isinstance(across, schemes.Zen):
         if across.candidates(load.ranks) != (schemes.BalancedParallelism,):
@@ -277,19 +278,19 @@ def _roomy(scheme, load, forecast, times):
 
 
 def _across(scheme: Scheme) -> Scheme:
-    """The scheme between hosts, where there are two levels."""
+    """Returns the scheme between hosts, if there are two levels; else the scheme."""
     return scheme.across if isinstance(scheme, schemes.TwoLevel) else scheme
 
 
 def _named(scheme: Scheme) -> str:
-    """The scheme as a user writes it."""
+    """Returns the name of the scheme, as a user writes it."""
     if isinstance(scheme, schemes.TwoLevel):
         return f"TwoLevel({_named(scheme.across)})"
     return type(scheme).__name__
 
 
 def _taken(scheme: Scheme, load: Load, group: Group) -> tuple[str, ...]:
-    """The schemes that are compiled for an exchange."""
+    """Returns the names of the schemes that are compiled for an exchange."""
     across, ranks = _across(scheme), load.ranks
     if ranks == 1:
         return ()
@@ -301,7 +302,7 @@ def _taken(scheme: Scheme, load: Load, group: Group) -> tuple[str, ...]:
 
 
 def _reason(row: Row, group: Group) -> str:
-    """Why the scheme is not the fastest, if it is not."""
+    """Returns why the scheme is not the fastest one; "" if it is."""
     if row.fastest == CHOSEN:
         return ""
     scheme, least = _across(group.scheme), row.milliseconds[row.fastest]

@@ -1,7 +1,6 @@
-"""Whether a job comes together: its coordinator, its processes, and their settings.
+"""Checks of a job at its start: its coordinator, its processes, and their settings.
 
-`check` compares what the processes of a job say of themselves (`facts`) by the
-coordination service's store (`jobs.store`), before any collective; `coordinator` is what
-can be known before the job is joined, `launchers` which job that is, and `roll_call` who
-has come.
+`check` compares the facts about each process (`facts`) through the coordination service's
+store (`jobs.store`), before any collective. `coordinator` checks what it can before JAX
+joins the job, which `launchers` finds; `roll_call` finds out which processes are present.
 """

@@ -1,7 +1,7 @@
-"""Whether the processes of a job fit together, asked before any collective.
+"""Checks that the processes of a job are compatible, before any collective.
 
-Processes that do not would each run a program of its own, and wait for one another in
-collectives that never meet.
+Processes that are not would compile different programs, and wait for one another in
+collectives that never complete.
 """
 
 from typing import Any
@@ -19,19 +19,20 @@ def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:
     Call it at the start of a script, after `jax.distributed.initialize`. It compares the
     versions of sparsejax, JAX, jaxlib, optax and Python; settings that decide what is
     compiled; the script's arguments; whether hosts reach one another under their names; the
-    devices of each process; and its number with the one in JAX_PROCESS_ID. In a job of one
-    process there is nothing to compare.
+    devices of each process; and its index with JAX_PROCESS_ID. In a job of one process
+    there is nothing to compare.
 
-    It uses the job's coordinator and no collective, so it ends where a collective would
-    wait forever.
+    It uses the job's coordinator and no collective, so it returns even if a collective
+    would wait forever.
 
     Args:
-        arguments: What must be equal on all processes: the script's arguments as a mapping,
-            an `argparse.Namespace` or a list of texts. Leave out what differs by rank.
+        arguments: Values that must be equal on all processes: the script's arguments as a
+            mapping, an `argparse.Namespace` or a list of strings. Leave out those that
+            differ by rank.
         timeout: Seconds to wait for the other processes.
 
     Raises:
-        JobError: On all processes, with every reason and the hosts that it is about.
+        JobError: On all processes, with every difference and the hosts concerned.
 
     Example:
         >>> sparsejax.check_job(arguments={"steps": 100, "rate": 1e-3})
@@ -54,7 +55,7 @@ def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:
 
 
 def compare(arguments: Any, timeout: float) -> tuple[list[str], list[dict]]:
-    """What does not fit, a sentence each, and the facts of each process."""
+    """Returns a sentence for each difference, and the facts about each process."""
     here = store.place()
     own = facts.of_process(arguments, here.coordinator)
     answers = store.of_all("what it is", own, timeout)
@@ -62,16 +63,16 @@ def compare(arguments: Any, timeout: float) -> tuple[list[str], list[dict]]:
 
 
 def compare_devices(answers: list[dict], timeout: float) -> tuple[list[str], list[dict]]:
-    """What does not fit of the devices, a sentence each, and those of each process.
+    """Returns a sentence for each difference of devices, and the devices of each process.
 
     Args:
-        answers: The facts of each process.
-        timeout: Seconds to wait for the others.
+        answers: The facts about each process.
+        timeout: Seconds to wait for the other processes.
     """
     hosts = [one["host"] for one in answers]
     try:
         own = facts.devices()
-    except Exception as error:  # whatever a driver raises: the others hear of it, and go on
+    except Exception as error:  # drivers raise any type; the others must not wait
         own = {"error": f"{type(error).__name__}: {error}"}
     all_devices = store.of_all("which devices it has", own, timeout, hosts)
     found = [
@@ -92,7 +93,7 @@ def compare_devices(answers: list[dict], timeout: float) -> tuple[list[str], lis
 
 
 def disagreements(answers: list[dict], address: str | None) -> list[str]:
-    """What does not fit of what processes said of themselves, a sentence each."""
+    """Returns a sentence for each difference of the facts about processes."""
     hosts = [one["host"] for one in answers]
     found = []
     if _hosts(answers) > 1:
@@ -113,12 +114,12 @@ def disagreements(answers: list[dict], address: str | None) -> list[str]:
 
 
 def _hosts(answers):
-    """The number of hosts."""
+    """Returns the number of hosts."""
     return len({one["network"] for one in answers})
 
 
 def _misled(answers, address):
-    """Processes on which the coordinator's name stands for a loopback address."""
+    """Yields a message for each process that resolves the coordinator to a loopback."""
     for process, one in enumerate(answers):
         if facts.is_loopback(one["coordinator"]):
             who = f"host {one['host']} (process {process})"
@@ -126,7 +127,7 @@ def _misled(answers, address):
 
 
 def _misnumbered(answers):
-    """Processes whose environments give them other numbers."""
+    """Yields a message for each process whose environment gives it another index."""
     for process, one in enumerate(answers):
         named = one.get("launcher", {}).get(facts.FOR_JAX)
         if named and named != str(process):
@@ -134,7 +135,7 @@ def _misnumbered(answers):
 
 
 def _unreachable(answers):
-    """Processes on hosts whose own names stand for loopback addresses."""
+    """Yields a message for each process whose host resolves its own name to a loopback."""
     for process, one in enumerate(answers):
         if facts.is_loopback(one["own_address"]):
             own = ", ".join(one["own_address"])

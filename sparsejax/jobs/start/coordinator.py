@@ -1,9 +1,8 @@
-"""What can be known of a coordinator before `jax.distributed.initialize` waits for it.
+"""Checks of the coordinator before `jax.distributed.initialize` waits for it.
 
-That call ends the process, without a word on why, when the job does not come together in
-time. Most often the name of the coordinator stands for another host than was meant: for
-each host itself, where it is "localhost" or a name to which /etc/hosts gives a loopback
-address.
+If a process is missing when its timeout ends, that call ends the process without naming the
+cause. The most frequent cause is a name of the coordinator that each host resolves to
+itself: "localhost", or a name to which /etc/hosts gives a loopback address.
 """
 
 import errno
@@ -16,7 +15,7 @@ from sparsejax.errors import ArgumentError, JobError
 from sparsejax.jobs.start import facts, launchers, roll_call
 
 
-_BETWEEN = 0.2  # seconds from one try to the next
+_BETWEEN = 0.2  # seconds between two tries
 
 
 def check_coordinator(
@@ -32,23 +31,23 @@ def check_coordinator(
     All processes call it. They meet at the coordinator's port, which is free again when JAX
     needs it. If some are missing, those that came raise an error that names them. After it
     call `jax.distributed.initialize(address, processes, process)` and
-    `sparsejax.check_job()`. Under Slurm and Open MPI 4 leave out all three arguments, here
-    and there: JAX finds them. Elsewhere nothing is checked without them.
+    `sparsejax.check_job()`. Under Slurm and Open MPI 4 leave out all three arguments in
+    both calls: JAX finds them. Elsewhere nothing is checked without them.
 
     Args:
         address: The coordinator as "name:port", as `jax.distributed.initialize` takes it;
             None, with both numbers, for the job that a launcher has started.
         processes: The number of processes of the job.
-        process: The number of this process; 0 is the coordinator.
+        process: The index of this process; 0 is the coordinator.
         one_host: Whether all processes run on one host. A loopback address is then right.
         timeout: Seconds to wait for the name to be resolved, and for the other processes.
 
     Raises:
         ArgumentError: The address is not written "name:port", there is no such process, or
             one of the three is not given.
-        JobError: The name is unknown here or stands for a loopback address, nobody listens
-            there, processes are missing or were started twice, or JAX_PROCESS_ID gives one
-            another number.
+        JobError: The name does not resolve on this host, or resolves to a loopback address;
+            no process listens there; processes are missing or were started twice; or
+            JAX_PROCESS_ID differs from the index of a process.
 
     Example:
         >>> sparsejax.advise.check_coordinator("localhost:12345", 1, 0, one_host=True)
@@ -62,7 +61,7 @@ def check_coordinator(
         if job is None:
             return None
         address, processes, process = job
-        one_host = True  # A name that is wrong misleads JAX as well.
+        one_host = True  # Accept a loopback: JAX takes this name from the launcher, too.
     if address is None or processes is None or process is None:
         raise ArgumentError(
             "give check_coordinator the address, processes and process of a job together, "
@@ -83,7 +82,7 @@ def check_coordinator(
         )
     deadline, here = time.monotonic() + timeout, socket.gethostname()
     while not (found := facts.addresses(name)):
-        # Where pods start, their names come a little later.
+        # The names of pods are known some time after the pods have started.
         if time.monotonic() > deadline:
             raise JobError(
                 f"host {here} (process {process}) does not know the coordinator's name "
@@ -91,8 +90,8 @@ def check_coordinator(
                 "can look up."
             )
         time.sleep(_BETWEEN)
-    # A name may mislead process 0 alone, as where /etc/hosts has 127.0.1.1 for it. The
-    # others find the way, and `check_job` tells all of them.
+    # A name may be wrong on process 0 alone, if its /etc/hosts gives it 127.0.1.1. The
+    # others can connect, and `check_job` reports it on all of them.
     for_all = process > 0 or name == "localhost" or name in found
     if facts.is_loopback(found) and not one_host and for_all:
         raise JobError(loopback(address, found, f"host {here} (process {process})"))
@@ -114,7 +113,7 @@ def check_coordinator(
 
 
 def loopback(address: str, found: list[str], who: str) -> str:
-    """The message about a coordinator that only its own host can reach."""
+    """Returns the message about a coordinator that only its own host can reach."""
     return (
         f"the coordinator {address} stands for {', '.join(found)} on {who}, an address "
         "that no other host can reach. Give process 0's address in the network between the "
@@ -124,14 +123,14 @@ def loopback(address: str, found: list[str], who: str) -> str:
 
 
 def _connected(name: str, port: int) -> socket.socket | OSError:
-    """A connection, or why there is none."""
+    """Returns a connection, or the error if there is none."""
     try:
         line = socket.create_connection((name, port), timeout=2.0)
     except OSError as error:
         return error
     if line.getsockname() == line.getpeername():
-        # Where nobody listens, a connection on one host may be given the port it seeks for
-        # its own end, and then is one to itself.
+        # If no process listens, a connection on the same host may be assigned the port of
+        # its destination as its own, and is then connected to itself.
         line.close()
         return ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     return line

@@ -16,15 +16,15 @@ from sparsejax.jobs import versions
 from sparsejax.jobs.texts import text_of
 
 
-# Variables that hold the number of a process: that of scripts that name it for JAX, of
-# Kubernetes' indexed jobs, of Open MPI, MPICH and its relatives, and of Slurm.
+# Environment variables with the index of a process: set by scripts for JAX, by Kubernetes'
+# indexed jobs, by Open MPI, by MPICH and its relatives, and by Slurm.
 FOR_JAX = "JAX_PROCESS_ID"
 NUMBERS = (FOR_JAX, "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 NUMBERS += ("PMIX_RANK", "SLURM_PROCID")
 
 
 def of_process(arguments: Any, coordinator: str | None) -> dict[str, Any]:
-    """Everything about this process that is known without devices."""
+    """Returns the facts about this process that are known without devices."""
     return {
         "host": socket.gethostname(),
         "network": _loopback(),
@@ -38,12 +38,12 @@ def of_process(arguments: Any, coordinator: str | None) -> dict[str, Any]:
 
 
 def launcher() -> dict[str, str]:
-    """The numbers that launchers give this process, by the variables that hold them."""
+    """Returns the indices that launchers give this process, by environment variable."""
     return {name: os.environ[name][:20] for name in NUMBERS if os.environ.get(name)}
 
 
 def misnumbered(named: str, process: int, host: str) -> str:
-    """The message about a process whose environment gives it another number."""
+    """Returns the message about a process whose environment gives it another index."""
     return (
         f"{host} (process {process}) has {FOR_JAX}={named}: start it as that process, or "
         "unset the variable. As long as they disagree, two processes may have one number."
@@ -51,7 +51,7 @@ def misnumbered(named: str, process: int, host: str) -> str:
 
 
 def devices() -> dict[str, Any]:
-    """This process's devices; the first question of this kind starts them."""
+    """Returns facts about this process's devices, which it starts if they are not yet."""
     local = jax.local_devices()
     return {
         "count": len(local),
@@ -62,7 +62,7 @@ def devices() -> dict[str, Any]:
 
 
 def as_texts(arguments: Any) -> dict[str, str]:
-    """The arguments of a script, a text each: a mapping, a namespace or a list."""
+    """Returns the arguments of a script (a mapping, namespace or list) as text by name."""
     if arguments is None:
         return {}
     if isinstance(arguments, argparse.Namespace):
@@ -77,13 +77,13 @@ def as_texts(arguments: Any) -> dict[str, str]:
 
 
 def split(address: str) -> tuple[str, str]:
-    """The name and the port of "name:port", the brackets of IPv6 taken off."""
+    """Splits "name:port" into name and port, without the brackets of IPv6."""
     name, _, port = address.rpartition(":")
     return name.removeprefix("[").removesuffix("]"), port
 
 
 def addresses(name: str) -> list[str]:
-    """The addresses that a name stands for on this host; none if it is unknown."""
+    """Returns the addresses to which a name resolves on this host; [] if unknown."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -92,14 +92,14 @@ def addresses(name: str) -> list[str]:
 
 
 def is_loopback(addresses: list[str]) -> bool:
-    """Whether nobody but this host can reach any of the addresses."""
+    """Whether there are addresses, and only this host can reach them."""
     return bool(addresses) and all(
         ipaddress.ip_address(address).is_loopback for address in addresses
     )
 
 
 def _loopback() -> str:
-    """What names this host's loopback: containers of one machine have one each."""
+    """Returns text that identifies this host's loopback; each container has its own."""
     parts = [platform.node()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"):
         try:
@@ -107,5 +107,5 @@ def _loopback() -> str:
             inside = place.is_symlink()
             parts.append(os.readlink(place) if inside else place.read_text().strip())
         except OSError:
-            pass  # not Linux: the name alone distinguishes hosts
+            pass  # Without /proc the name alone distinguishes hosts.
     return " ".join(parts)

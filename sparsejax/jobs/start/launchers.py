@@ -1,8 +1,9 @@
-"""The job that Slurm or Open MPI 4 has started, as JAX finds it in their variables.
+"""Finds the job that Slurm or Open MPI 4 has started, by JAX's own detection.
 
-`jax.distributed.initialize()` takes the coordinator and the numbers from there by itself.
-`jobs.distributed` reaches for how it finds them. Where another version of JAX has that
-elsewhere, nothing is found, and JAX goes on by itself.
+`jax.distributed.initialize()` without arguments takes the coordinator and the numbers from
+the environment variables of the launcher. This module calls the same code of JAX, through
+`jobs.distributed`. If another version of JAX has moved it, no job is found here, and only
+the checks before `initialize` are left out.
 """
 
 import os
@@ -11,17 +12,17 @@ from typing import NamedTuple
 from sparsejax.jobs import distributed
 
 
-# Of other kinds it asks services what it does not know.
+# Launchers for which JAX needs environment variables alone; for others it asks services.
 _BY_VARIABLES = ("slurm", "ompi")
 
 
 class Launched(NamedTuple):
-    """A job, as one of its processes finds it.
+    """The job of this process, as the launcher describes it.
 
     Attributes:
-        coordinator: Its address, "name:port".
-        processes: How many processes it has.
-        process: The number of this one.
+        coordinator: The coordinator's address, "name:port".
+        processes: The number of processes.
+        process: The index of this process.
     """
 
     coordinator: str
@@ -30,11 +31,11 @@ class Launched(NamedTuple):
 
 
 def found() -> Launched | None:
-    """The job of the launcher that started this process; None where JAX finds no such."""
+    """Returns the job of the launcher that started this process; None if JAX finds none."""
     if os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):
-        return None  # Process 0 listens elsewhere than where it is reached.
+        return None  # Process 0 listens at another address than that of the coordinator.
     try:
-        # The first one present is JAX's choice, too.
+        # JAX chooses the first that is present, too.
         kinds = distributed.launchers()
         there = (kind for kind in kinds if not kind.opt_in_only_method)
         kind = next((kind for kind in there if kind.is_env_present()), None)
@@ -47,5 +48,5 @@ def found() -> Launched | None:
                 timeout_secs=None, override_coordinator_port=port
             )
         return Launched(address, kind.get_process_count(), kind.get_process_id())
-    except Exception:  # of JAX, which says the same where it joins the job
+    except Exception:  # raised by JAX, which raises it again when it joins the job
         return None

@@ -1,10 +1,10 @@
-"""Which processes of a job are present, asked by process 0 before JAX joins the job.
+"""Finds out which processes of a job are present, before JAX joins the job.
 
-`jax.distributed.initialize` ends a process whose job does not come together in time, and
-does not say who is missing. Here each process says its number and its host to process 0,
-over one connection to the port on which JAX will listen, and hears whether all came, each
-once. It also says which numbers its launcher gave it: where two have the same number, that
-tells the variable which they have it from.
+If a process is missing, `jax.distributed.initialize` ends the others after its timeout, and
+does not name the missing one. Here each process connects to process 0, at the port on which
+JAX will listen, sends its index and its host, and receives whether every process came once.
+It also sends the indices that launchers gave it, so that an error about two processes of
+one index can name the environment variable.
 """
 
 import json
@@ -17,19 +17,19 @@ from sparsejax.errors import JobError
 from sparsejax.jobs.start import facts
 
 
-_LONGEST = 1 << 12  # bytes of what a process says
-_MORE = 10.0  # seconds that others wait longer than process 0
-_SETTLE = 0.3  # seconds for which a second one may still come, once all are there
-_TO_TELL = 3.0  # seconds for which those that come late are sent what is wrong
+_LONGEST = 1 << 12  # bytes of a message
+_MORE = 10.0  # seconds that other processes wait longer than process 0
+_SETTLE = 0.3  # seconds, once all are present, in which a duplicate may still connect
+_TO_TELL = 3.0  # seconds, after an error, in which late processes may connect to receive it
 
 
 class _Who(NamedTuple):
-    """A process that came.
+    """A process that is present.
 
     Attributes:
-        process: Its number.
-        host: Its host.
-        launcher: The numbers that launchers gave it, by their variables.
+        process: Its index.
+        host: The name of its host.
+        launcher: The indices that launchers gave it, by environment variable.
     """
 
     process: int
@@ -37,17 +37,17 @@ class _Who(NamedTuple):
     launcher: dict[str, str]
 
     def where(self) -> str:
-        """Its host, with those variables."""
+        """Returns its host, with those environment variables, as text."""
         variables = ", ".join(f"{name}={number}" for name, number in self.launcher.items())
         return f"{self.host} ({variables})" if variables else self.host
 
 
 def call(port: int, processes: int, host: str, timeout: float) -> None:
-    """Waits for all other processes, and reports whether all came; on process 0.
+    """Waits on process 0 for all other processes, and sends them the result.
 
     Raises:
-        JobError: Some did not come, or came twice, or have another number by
-            JAX_PROCESS_ID; those that came hear the same.
+        JobError: A process is missing, was started twice, or has another index in
+            JAX_PROCESS_ID. All processes that connected raise the same.
     """
     start = time.monotonic()
     deadline = start + timeout
@@ -56,7 +56,7 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
     own = _Who(0, host, facts.launcher())
     here = lambda: [own, *(who for line, who in there if not _has_ended(line))]
     all_said = lambda: len({who.process for _, who in there} - {0}) >= processes - 1
-    # When to go on, or to give up: before the deadline where it is settled before.
+    # When to stop waiting: at the deadline, or earlier if all are present or one is wrong.
     end = deadline if not _wrong([own], processes) else min(deadline, start + _TO_TELL)
     try:
         with _listening(port, host) as server:
@@ -67,7 +67,7 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
                     server.settimeout(max(0.001, end - time.monotonic()))
                     line, _ = server.accept()
                 except TimeoutError:
-                    # One that was stopped has not come until it is started again.
+                    # A process that has exited counts as missing until it is restarted.
                     there = [one for one in there if not _has_ended(one[0])]
                     is_late = time.monotonic() > deadline
                     if is_late or all_said() or _wrong(here(), processes):
@@ -96,10 +96,10 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
 
 
 def answer(line: socket.socket, process: int, host: str, timeout: float) -> None:
-    """Says over a connection to process 0 who this is, and waits for all others.
+    """Sends this process's index and host to process 0, and waits for the result.
 
     Raises:
-        JobError: Process 0 says that not all came, or says nothing.
+        JobError: Process 0 reports an error, or does not answer.
     """
     own = _Who(process, host, facts.launcher())
     with line:
@@ -116,7 +116,7 @@ def answer(line: socket.socket, process: int, host: str, timeout: float) -> None
 
 
 def _listening(port, host):
-    """A socket at the port, on all of this host's addresses."""
+    """Returns a socket that listens at the port, on all of this host's addresses."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     try:
@@ -130,7 +130,7 @@ def _listening(port, host):
 
 
 def _ask_another(port, host):
-    """Raises with what another process 0 says that listens at the port of this host."""
+    """Connects to another process 0 at this host's port, and raises the error it sends."""
     try:
         line = socket.create_connection(("localhost", port), timeout=2.0)
     except OSError:
@@ -146,11 +146,11 @@ def _say(line, own):
     try:
         line.sendall(json.dumps(own._asdict()).encode() + b"\n")
     except OSError:
-        pass  # JAX's own coordinator, which does not listen to this.
+        pass  # It may be the coordinator of JAX, which has another protocol.
 
 
 def _read(line, timeout):
-    """The value that a connection sent as a line of JSON; None if it sent no such line."""
+    """Returns the value that was received as a line of JSON; None if there is none."""
     deadline, text = time.monotonic() + timeout, b""
     try:
         while not text.endswith(b"\n") and len(text) < _LONGEST:
@@ -165,7 +165,7 @@ def _read(line, timeout):
 
 
 def _who(said: Any) -> _Who | None:
-    """Who says it; None where nothing of the kind came."""
+    """Decodes a process; None if the value is not the message of one."""
     if not isinstance(said, dict):
         return None
     process, host, launcher = map(said.get, _Who._fields)
@@ -175,7 +175,7 @@ def _who(said: Any) -> _Who | None:
 
 
 def _has_ended(line):
-    """Whether the process at the other end is gone; one that waits says nothing more."""
+    """Whether the other end has closed; a process that waits sends nothing more."""
     try:
         line.settimeout(0.0)
         return line.recv(1) == b""
@@ -189,14 +189,15 @@ def _tell(line, why):
     try:
         line.settimeout(2.0)
         line.sendall(json.dumps({"why": why}).encode() + b"\n")
-        # Who closes first keeps the port busy for a minute: let it be the other side.
+        # The end that closes first keeps its port in TIME_WAIT for a minute: wait until
+        # the other one has.
         line.recv(1)
     except OSError:
-        pass  # It has ended.
+        pass  # It has exited.
 
 
 def _wrong(came: list[_Who], processes: int) -> str:
-    """Why a job cannot be, whatever other processes come; "" where it can."""
+    """Returns an error that no further process can repair, as text; "" if there is none."""
     for who in came:
         named = who.launcher.get(facts.FOR_JAX)
         if named and named != str(who.process):
@@ -212,7 +213,7 @@ def _wrong(came: list[_Who], processes: int) -> str:
 
 
 def _missing(came: list[_Who], processes: int, timeout: float) -> str:
-    """Who did not come; "" where all did."""
+    """Returns a message that names the missing processes; "" if there are none."""
     missing = sorted(set(range(processes)) - {who.process for who in came})
     if not missing:
         return ""

@@ -1,1 +1,1 @@
-"""Watching that the processes of a job live: a sidecar process for each, and a hub."""
+"""Detects lost processes of a job: a sidecar process for each of them, and a hub."""

@@ -1,4 +1,4 @@
-"""The watcher of a process, as that process sees it: it starts it, and speaks to it."""
+"""The watched process's side of its watcher: starts the watcher, and sends it messages."""
 
 import contextlib
 import json
@@ -14,8 +14,8 @@ from sparsejax.jobs.watch.connections import Line
 from sparsejax.jobs.watch.hub import BEATS, EventKind, tell
 
 
-_TO_START = 60.0  # seconds, at most, in which a watcher starts, from slow disks, too
-# The modules above, by their names, without the packages around them, which import JAX.
+_TO_START = 60.0  # seconds to wait for a watcher to start, which slow disks delay
+# Imports the modules of this folder without their packages' __init__, which import JAX.
 _START = """
 import sys, types
 for at, name in enumerate(("sparsejax", "sparsejax.jobs", "sparsejax.jobs.watch"), 1):
@@ -32,17 +32,17 @@ class WatcherProcess:
     def __init__(
         self, lines: list[Line], process: int, hosts: Mapping[int, str], timeout: float
     ):
-        """Starts it.
+        """Starts the watcher.
 
         Args:
-            lines: Connections to the other watchers, which it takes over: to all of them on
-                process 0, to process 0 on the others.
-            process: The number of this process.
-            hosts: The host of each process.
-            timeout: Seconds of silence that are a loss.
+            lines: Connections to other watchers, which it takes over: on process 0 to all
+                of them, on others to that of process 0.
+            process: The index of this process.
+            hosts: The host name of each process.
+            timeout: Seconds without a heartbeat after which a process is lost.
 
         Raises:
-            OSError: It cannot be started. The lines are left as they are.
+            OSError: It cannot be started. The connections are left open.
         """
         own, other = socket.socketpair()
         given = {line.process: line.fileno() for line in lines}
@@ -65,7 +65,7 @@ class WatcherProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=[other.fileno(), *given.values()],
-            start_new_session=True,  # so that what is sent to this one's group is seen
+            start_new_session=True,  # so that it survives signals to this process's group
         )
         assert self._watcher.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._watcher.stdin as to:
@@ -94,7 +94,7 @@ class WatcherProcess:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a child of the process that is watched, which is not."""
+        """Whether the caller is a forked child of the watched process."""
         return os.getpid() != self._pid
 
     def _beat(self):
@@ -102,7 +102,7 @@ class WatcherProcess:
             self._line.say(here=True)
 
     def is_to_end(self) -> bool:
-        """Waits until this process is to end, or, with False, until all have left."""
+        """Waits for the watcher: True if this process is to end, False if all have left."""
         said = self._line.read(None)
         if said is None:
             tell("the process that watches this one has ended")
@@ -111,19 +111,19 @@ class WatcherProcess:
         return not self._all_left.is_set()
 
     def fail(self, text: str, follows: bool) -> None:
-        """Says that this process failed.
+        """Reports that this process failed.
 
         Args:
-            text: What a sentence says of it.
-            follows: Whether that is an error of a collective which lost another process.
+            text: The predicate of a sentence about this process.
+            follows: Whether it is an error of a collective that lost another process.
         """
         kind = EventKind.FOLLOWED if follows else EventKind.FAILED
         self._line.say(happened=text, kind=kind)
 
     def leave(self) -> None:
-        """Says that this process has left its block, and waits until all have left theirs.
+        """Reports that this process has left its block, and waits until all have left.
 
-        Its watcher ends that: it ends this process where another one stays.
+        The wait is bounded: if another process stays, the watcher ends this process.
         """
         self._line.say(left=True)
         self._all_left.wait()

@@ -1,4 +1,4 @@
-"""Connections between processes, outside of JAX: lines of JSON each way."""
+"""Connections between processes, outside of JAX, over which they send lines of JSON."""
 
 import json
 import socket
@@ -14,7 +14,7 @@ class Line:
     """One end of a connection.
 
     Attributes:
-        process: The number of the process at the other end.
+        process: The index of the process at the other end.
     """
 
     def __init__(self, connection: socket.socket, process: int):
@@ -24,30 +24,32 @@ class Line:
         self._rest = b""
 
     def say(self, **what: Any) -> None:
-        """Sends a line; where the other end is gone, it is lost."""
+        """Sends a line; it is lost if the other end has closed."""
         text = json.dumps(what).encode() + b"\n"
         with self._sending:
             try:
                 self._connection.sendall(text)
             except OSError:
-                pass  # The one who reads finds the end.
+                pass  # The thread that reads from this connection will notice.
 
     def hand_over(self) -> None:
-        """Closes this end for this process alone, which gave it to another one."""
+        """Closes this end in this process, after another process has taken it over."""
         self._connection.close()
 
     def read(self, timeout: float | None) -> dict[str, Any] | None:
-        """The next line; None where the other end has closed.
+        """Returns the next line as an object; None if the connection has closed.
+
+        It is None for a line that is no JSON object, too.
 
         Args:
-            timeout: Seconds to wait; None for ever.
+            timeout: Seconds to wait; None for no limit.
 
         Raises:
-            TimeoutError: Nothing came within the timeout.
+            TimeoutError: Nothing was received within the timeout.
         """
         while b"\n" not in self._rest and len(self._rest) < _LONGEST:
             try:
-                # Inside, since another thread may have closed this end.
+                # Inside the try, since another thread may have closed this end.
                 self._connection.settimeout(timeout)
                 more = self._connection.recv(_LONGEST)
             except TimeoutError:
@@ -65,12 +67,12 @@ class Line:
         return said if isinstance(said, dict) else None
 
     def heard(self, timeout: float | None) -> Iterator[dict[str, Any]]:
-        """All lines until the other end closes; as `read` raises."""
+        """Yields all lines until the connection closes; raises as `read`."""
         while (said := self.read(timeout)) is not None:
             yield said
 
     def fileno(self) -> int:
-        """The descriptor of this end."""
+        """Returns the file descriptor of this end."""
         return self._connection.fileno()
 
     def close(self) -> None:
@@ -83,7 +85,7 @@ class Line:
 
 
 def listening(port: int) -> socket.socket:
-    """A socket at a port, or at a free one if 0, on all of this host's addresses."""
+    """Returns a socket that listens at a port (a free one if 0) on all addresses."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server(("", port), family=family, dualstack_ipv6=both)

@@ -1,12 +1,13 @@
-"""Ends all processes of a job when one is lost, or leaves before the others, with its name.
+"""Ends all processes of a job if one is lost, or leaves too early, and names that process.
 
-A collective waits for every process. Where one has died, or its host is cut off, the others
-wait until JAX's coordination service gives up, which takes minutes, or end with an error of
-a connection that does not say whose. So each process has a watcher beside it (`sidecar`), a
-small process with a connection to that of process 0, past JAX and its devices, over which
-both say every few seconds that they are there (some twenty bytes). Who hears of a loss is
-in `hub`. Here a process connects, starts its watcher, and ends when the watcher says
-so: from a thread, since the main one may wait in a collective that never ends.
+A collective waits for every process. If one has died, or its host is cut off, the others
+wait for minutes until JAX's coordination service gives up, or fail with an error of a
+connection that does not name the process. So each process has a watcher (`sidecar`), a
+small process with its own connection to the watcher of process 0, independent of JAX and
+its devices, over which both send heartbeats every few seconds (about twenty bytes). `hub`
+decides what is reported. In this module a process connects, starts its watcher, and ends
+when the watcher tells it to: from a thread, since the main one may wait in a collective
+that never completes.
 """
 
 import atexit
@@ -33,37 +34,37 @@ from sparsejax.jobs.watch.hub import SETTLE, EventKind
 def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
     """Ends the job on all hosts if a process is lost while the context is active.
 
-    A process is lost if it ends, or if it says nothing for `timeout` seconds, because it
-    was stopped or its network is down. If the block raises in a process, the others end
+    A process is lost if it ends, or if it sends no heartbeat for `timeout` seconds, because
+    it was stopped or its network is down. If the block raises in a process, the others end
     with the text of that error; `sys.exit()` with any status is such an error. Every host
     then prints one sentence that names the process and its host, and every process ends
     with status 1, without Python's cleanup, since it may wait in a collective. A small
-    process beside each one (15 MB, without JAX) watches it. It prints the sentence also
-    where JAX or the library of a collective aborts the process first. In a job of one
-    process nothing is watched.
+    process (15 MB, without JAX) watches each process. It prints the sentence even if JAX or
+    the library of a collective aborts the process first. In a job of one process nothing is
+    watched.
 
-    All processes leave the block together. The first one at its end waits for the others.
-    If one is still inside after `timeout` seconds, the job ends, and both are named: a
-    process that works cannot be told from one that waits in a collective. So all processes
-    must take the same number of steps, and what one of them does alone for longer must come
-    after the block. Steps continue after the call that starts them has returned: wait for
-    the last one in the block, by `jax.block_until_ready(state)`.
+    All processes leave the block together: the first at its end waits for the others. If
+    one is still inside after `timeout` seconds, the job ends, and both are named, because a
+    process that computes cannot be distinguished from one that waits in a collective. So
+    all processes must take the same number of steps, and a longer task of one process alone
+    must follow the block. Steps continue after the call that dispatches them has returned:
+    wait for the last one in the block, by `jax.block_until_ready(state)`.
 
     SIGTERM ends nothing: JAX records it (`docs/several_hosts.md`, *SIGTERM*). Call
     `watch_job` on all processes, after `jax.distributed.initialize`.
 
     Args:
-        timeout: Seconds of silence after which a process is lost, and which a process may
-            stay in the block after another one has left it. It must be longer than any
-            pause of a healthy process, such as that of a virtual machine.
+        timeout: Seconds without a heartbeat after which a process is lost, and for which a
+            process may stay in the block after another one has left it. It must be longer
+            than any pause of a healthy process, such as that of a virtual machine.
         port: The port of process 0; a free one if 0.
 
     Returns:
         A context manager.
 
     Raises:
-        JobError: Where a process cannot reach process 0, or cannot start its watcher, when
-            the block begins.
+        JobError: When the block begins, if a process cannot reach process 0, or cannot
+            start its watcher.
 
     Example:
         >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
@@ -81,11 +82,11 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
 
 
 class Watch:
-    """See `watch_job`."""
+    """The context manager of `watch_job`."""
 
     def __init__(self, timeout: float, port: int):
         self._timeout, self._port = timeout, port
-        self._beside: WatcherProcess | None = None
+        self._watcher: WatcherProcess | None = None
 
     def __enter__(self) -> "Watch":
         here = store.place()
@@ -112,7 +113,7 @@ class Watch:
         else:
             lines = [self._connected(here, hosts, answers[0]["port"])]
         try:
-            self._beside = WatcherProcess(lines, here.process, hosts, self._timeout)
+            self._watcher = WatcherProcess(lines, here.process, hosts, self._timeout)
         except OSError as error:
             why = f"cannot start its watcher by {sys.executable!r}: {error}"
             who = f"process {here.process} on host {hosts[here.process]}"
@@ -128,7 +129,7 @@ class Watch:
         return self
 
     def _called(self, server, hosts):
-        """The lines to all others, on process 0."""
+        """Accepts the connections of all other processes, on process 0."""
         lines: list[Line] = []
         deadline = time.monotonic() + self._timeout
         while len(lines) < len(hosts) - 1:
@@ -138,7 +139,7 @@ class Watch:
                 said = line.read(max(0.01, min(2.0, deadline - time.monotonic()))) or {}
             except TimeoutError:
                 if time.monotonic() < deadline:
-                    continue  # It came, and says nothing.
+                    continue  # A connection that sends nothing.
                 missing = set(hosts) - {0} - {line.process for line in lines}
                 names = [f"process {p} on host {hosts[p]}" for p in sorted(missing)]
                 why = f"watch_job: {listed(names)} cannot reach process 0 on {hosts[0]}"
@@ -168,7 +169,7 @@ class Watch:
         return lines
 
     def _connected(self, here, hosts, port):
-        """The line to process 0, once all others have one, too."""
+        """Connects to process 0, and waits until all others have connected, too."""
         address = (here.coordinator or "").rpartition(":")[0].strip("[]")
         try:
             connection = socket.create_connection((address, port), self._timeout)
@@ -189,12 +190,12 @@ class Watch:
         return line
 
     def __exit__(self, kind, error, _) -> None:
-        if self._beside is None or self._beside.is_forked:
+        if self._watcher is None or self._watcher.is_forked:
             return
         try:
             if error is None:
-                self._beside.leave()
-        except BaseException as raised:  # as by Ctrl-C, while it waits for the others
+                self._watcher.leave()
+        except BaseException as raised:  # such as Ctrl-C, while it waits for the others
             error = raised
         if error is None:
             atexit.unregister(self._fail)
@@ -206,30 +207,30 @@ class Watch:
         self._fail(_text(error), _follows(error))
 
     def _fail(self, text, follows=False):
-        """Tells all what has happened here, which ends this process, too."""
-        assert self._beside is not None
-        if self._beside.is_forked:
+        """Reports a failure of this process to all, which ends this process, too."""
+        assert self._watcher is not None
+        if self._watcher.is_forked:
             return
-        self._beside.fail(text, follows)
-        # Its end comes from the other thread, once all are notified.
+        self._watcher.fail(text, follows)
+        # The other thread ends this process once all are notified; this is a last resort.
         time.sleep(3 * SETTLE + 2 * self._timeout)
         self._end()
 
     def _wait(self):
-        assert self._beside is not None
-        if self._beside.is_to_end():
+        assert self._watcher is not None
+        if self._watcher.is_to_end():
             self._end()
 
     def _end(self) -> None:
-        """Ends this process at once: to say good-bye would wait for the others."""
+        """Ends this process at once: Python's and JAX's cleanup would wait for others."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, OSError, ValueError):
-                stream.flush()  # There may be none, or nobody who reads it.
+                stream.flush()  # It may be None, closed, or a broken pipe.
         os._exit(1)
 
 
 def _text(error: BaseException) -> str:
-    """What a sentence says of a process in whose block this was raised."""
+    """Returns the predicate of a sentence about a process whose block raised this."""
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):
         status = "" if error.code is None else error.code
         fix = "" if error.code else ", which all processes must leave first"
@@ -241,9 +242,9 @@ def _text(error: BaseException) -> str:
 
 
 def _follows(error: BaseException | None) -> bool:
-    """Whether an error is, as a rule, one of a collective that lost another process.
+    """Whether an error probably comes from a collective that lost another process.
 
-    So is one that was made of it, as where a checkpoint could not be written.
+    Its causes count, too: a checkpoint that could not be written may be a consequence.
     """
     seen = set()
     while error is not None and id(error) not in seen:

@@ -1,4 +1,4 @@
-"""How a process ended, as the system reports it to one that is not its parent."""
+"""Finds out how a process ended, from a process that is not its parent."""
 
 import fcntl
 import os
@@ -12,21 +12,21 @@ from sparsejax.jobs.watch.connections import Line
 from sparsejax.jobs.watch.hub import EventKind
 
 
-# Of Linux' pidfd.h: what is asked of a process, how long the answer is, and where in it the
-# status is.
+# From Linux' pidfd.h: the flag that asks for the exit status, the bytes of the answer, and
+# the offset of the status in it.
 _INFO_EXIT, _INFO_BYTES, _INFO_STATUS = 1 << 3, 64, 60
 _GET_INFO = (3 << 30) | (_INFO_BYTES << 16) | (0xFF << 8) | 11
 _SIGNALS = {each.value for each in signal.Signals}
 
 
 class Process:
-    """A process that is watched, as its watcher sees it."""
+    """The watched process, as its watcher sees it."""
 
     def __init__(self, pid: int, line: Line):
         """Prepares to watch.
 
         Args:
-            pid: Of the process, which is the parent of this one.
+            pid: The id of the process, which is the parent of this one.
             line: A connection to it.
         """
         self.line = line
@@ -38,27 +38,27 @@ class Process:
             threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self):
-        """Closes the connection when the process ends.
+        """Waits until the process ends, by a pidfd, and then closes the connection.
 
-        Where that cannot be seen, the connection itself tells of the end; it stays open
-        where the process leaves children that were forked.
+        Without pidfds the end is noticed by the connection, which the kernel closes; but it
+        stays open as long as the process has forked children that are alive.
         """
         try:
             self._pidfd = os.pidfd_open(self._pid)
             select.select([self._pidfd], [], [])
-        except OSError:  # Some sandboxes have none.
+        except OSError:  # Some sandboxes do not implement pidfds.
             self._seen = False
             return
         self._gone.set()
         self.line.close()
 
     def closed(self) -> None:
-        """Called when the connection has closed."""
+        """Notes that the connection has closed."""
         if not self._seen:
             self._gone.set()
 
     def how(self) -> tuple[EventKind, str]:
-        """What has happened to a process whose connection closed, and in words."""
+        """Returns how the process ended whose connection has closed, also in words."""
         self._gone.wait(1.0)
         status = self._status()
         if status is None:
@@ -83,19 +83,19 @@ class Process:
         return EventKind.LOST, f"was ended by {name}"
 
     def _status(self):
-        """As `os.wait` tells it; None where that cannot be known.
+        """Returns the exit status in the format of `os.wait`; None if it is unknown.
 
-        All systems tell until the parent of the process has read it, which a launcher that
-        waits for it does first; Linux from 6.15 on tells after that, too.
+        Linux shows it until the parent of the process has read it, and a launcher that
+        waits for the process may read it first. From 6.15 on Linux keeps it for pidfds.
         """
         try:
             text = pathlib.Path(f"/proc/{self._pid}/stat").read_text()
         except OSError:
-            return self._status_behind()
+            return self._status_by_pidfd()
         fields = text.rpartition(")")[2].split()
-        return int(fields[-1]) if fields[0] == "Z" else self._status_behind()
+        return int(fields[-1]) if fields[0] == "Z" else self._status_by_pidfd()
 
-    def _status_behind(self):
+    def _status_by_pidfd(self):
         about = bytearray(_INFO_BYTES)
         struct.pack_into("Q", about, 0, _INFO_EXIT)
         try:

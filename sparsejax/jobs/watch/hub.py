@@ -1,17 +1,18 @@
-"""Who hears of a lost process: the hub, of process 0, of all others; these of the hub.
+"""The watchers' protocol: a hub on process 0, connected to a spoke on each other process.
 
-Both ends of a connection say every few seconds that they are there. What has happened to
-a process its own watcher tells the hub; a host that is lost with all its processes closes
-the connection, or falls silent. One that is lost makes others fail, whose collectives
-break, so the hub waits a moment and then tells all which came first: a loss before an
-error, an error of a script before an abort, and that before an error of a collective.
+Both ends of a connection send heartbeats every few seconds. Each watcher reports the end of
+its process to the hub; if a whole host is lost, its connection closes or its heartbeats
+stop. A lost process breaks collectives, so that other processes fail as well. So the hub
+waits a moment, and then sends to all the likeliest cause: a loss before an error, an error
+of a script before an abort, and an abort before an error of a collective.
 
-The hub also knows which processes have left their blocks. They wait for the others, until
-all have left, for `timeout` seconds after the first one at most. Whether the others make
-progress cannot be seen from here: one that waits in a collective may use a processor, and
-one that writes a file may not.
+The hub also counts the processes that have left their blocks. They wait until all have
+left, at most `timeout` seconds after the first. A watcher cannot see whether a process
+makes progress: one that waits in a collective may use a processor, and one that writes a
+file may not.
 
-Nothing here needs more than Python itself, since watchers run without JAX (`sidecar`).
+This module imports Python's standard library alone, since watchers run without JAX
+(`sidecar`).
 """
 
 import contextlib
@@ -27,15 +28,15 @@ from sparsejax.jobs.texts import listed
 from sparsejax.jobs.watch.connections import Line
 
 
-SETTLE = 1.0  # seconds for which the hub gathers what else has happened
-BEATS = 4  # in the time after which silence is a loss
+SETTLE = 1.0  # seconds for which the hub collects further events before it decides
+BEATS = 4  # heartbeats in the time after which their absence is a loss
 
 
 class EventKind(enum.IntEnum):
-    """What there is to tell, the likeliest cause first.
+    """The kinds of events that end a job, the likeliest cause first.
 
-    C++ aborts a process where it finds a fault of its own, and where a collective has lost
-    another process.
+    ABORTED is less likely a cause than FAILED: C++ aborts a process for a fault of its own,
+    but also if a collective has lost another process.
     """
 
     LOST = 0
@@ -52,10 +53,10 @@ class _Event(NamedTuple):
 
 
 class Watcher:
-    """What hubs and spokes have in common.
+    """The base class of hubs and spokes.
 
     Attributes:
-        why: What the job ends for; "" as long as all are there.
+        why: The reason for which the job ends; "" as long as it runs.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class Watcher:
         """Prepares to watch.
 
         Args:
-            process: The number of the process that this is the watcher of.
-            hosts: The host of each process.
-            timeout: Seconds of silence that are a loss, and for which processes may stay
-                in their blocks after the first one has left.
-            end: Called once with why the process is to end.
+            process: The index of the watched process.
+            hosts: The host name of each process.
+            timeout: Seconds without a heartbeat after which a process is lost, and for
+                which processes may stay in their blocks after the first one has left.
+            end: Called once with the reason for which the process is to end.
             release: Called once all processes have left their blocks.
         """
         self.why = ""
@@ -85,33 +86,33 @@ class Watcher:
         self._told = threading.Event()
         self._events: list[_Event] = []
         self._lock = threading.Lock()
-        # For how long this watcher itself stood still, and when it went on.
+        # The seconds for which this watcher itself was stopped, and when it continued.
         self._stopped, self._woken = 0.0, -math.inf
 
     def start(self) -> None:
-        """Starts to say that this watcher is alive, and to listen."""
+        """Starts the threads that send heartbeats and read from the connections."""
         self._start(self._beat)
         for line in self._lines.values():
             self._listeners.append(self._start(self._listen, line))
 
     def wait(self, seconds: float) -> str:
-        """Waits for what the job ends for, at most so long."""
+        """Waits at most `seconds` for the end of the job, and returns its reason, or ""."""
         self._told.wait(seconds)
         return self.why
 
     def named(self, process: int) -> str:
-        """A process in words."""
+        """Returns the index and the host of a process as text."""
         return f"process {process} on host {self._hosts[process]}"
 
     def wait_for_ends(self, seconds: float) -> None:
-        """Waits until the others have closed, or are silent, at most so long."""
+        """Waits at most `seconds` until the other ends have closed, or are silent."""
         deadline = time.monotonic() + seconds
         for listener in self._listeners:
             listener.join(max(0.0, deadline - time.monotonic()))
 
     @property
     def is_over(self) -> bool:
-        """Whether all processes have left: what happens after that is nobody's loss."""
+        """Whether all processes have left their blocks; later ends are no losses."""
         return self._closed.is_set()
 
     def _start(self, target, *args):
@@ -147,27 +148,27 @@ class Watcher:
             self.happened(EventKind.LOST, f"{self.named(line.process)} {event}")
 
     def _hear_out(self, line, said):
-        """Closes a line; that of one which ends, and has to hear why, at its end."""
+        """Closes a connection; if the process failed, only after it has read the reason."""
         with contextlib.suppress(TimeoutError):
             while "happened" in said and line.read(self._timeout) is not None:
                 pass
         line.close()
 
     def _take(self, line: Line, said: dict[str, Any]) -> bool:
-        """What was said, and whether to go on listening."""
+        """Handles a line that was read, and returns whether to continue to read."""
         raise NotImplementedError
 
     def happened_here(self, kind: EventKind, text: str) -> None:
-        """Reports to the hub what has happened to the process that it watches.
+        """Reports an event of the watched process to the hub.
 
         Args:
-            kind: Which of such events it is.
-            text: What a sentence says of the process.
+            kind: The kind of the event.
+            text: The predicate of a sentence about the process.
         """
         raise NotImplementedError
 
     def happened(self, kind: EventKind, text: str) -> None:
-        """Keeps what has happened; the first time, a thread begins to judge."""
+        """Records an event; the first one starts the thread that decides on the cause."""
         with self._lock:
             self._events.append(_Event(kind, time.monotonic(), text))
             is_first = len(self._events) == 1
@@ -182,7 +183,7 @@ class Watcher:
         self._conclude(text)
 
     def _settling(self) -> float:
-        """Seconds until what has happened is judged."""
+        """Returns the seconds for which further events are collected before a decision."""
         return 0.0
 
     def _conclude(self, why):
@@ -195,20 +196,20 @@ class Watcher:
         self._end(why)
 
     def _tell(self, why: str) -> None:
-        """Sends others the reason for which they end."""
+        """Sends the reason to the other watchers; a hub alone does."""
 
     def leave(self) -> None:
-        """Takes note that the process that this is the watcher of has left its block."""
+        """Records that the watched process has left its block."""
         raise NotImplementedError
 
 
 class Hub(Watcher):
-    """The watcher of process 0, with a line to each of the others."""
+    """The watcher of process 0, with a connection to each of the others."""
 
     def __init__(self, lines: list[Line], hosts, timeout, end, release):
         super().__init__(0, hosts, timeout, end, release)
         self._lines = {line.process: line for line in lines}
-        self._left: dict[int, str] = {}  # By process, when, the first one first.
+        self._left: dict[int, str] = {}  # The time of leaving, by process, in that order.
 
     def _settling(self):
         return SETTLE
@@ -222,7 +223,7 @@ class Hub(Watcher):
         return "happened" not in said
 
     def happened_here(self, kind: EventKind, text: str) -> None:
-        """Judges it among what else is happening."""
+        """Records an event of process 0 among the others."""
         self.happened(kind, f"{self.named(0)} {text}")
 
     def _tell(self, why):
@@ -230,11 +231,11 @@ class Hub(Watcher):
             line.say(why=why)
 
     def leave(self) -> None:
-        """Takes note that process 0 has left its block."""
+        """Records that process 0 has left its block."""
         self._leaves(0)
 
     def _leaves(self, process):
-        """Lets all go on with the last that leaves, and gives them time with the first."""
+        """Releases all when the last process leaves; the first one starts the timeout."""
         with self._lock:
             self._left.setdefault(process, time.strftime("%H:%M:%S"))
             is_first = len(self._left) == 1
@@ -264,7 +265,7 @@ class Hub(Watcher):
 
 
 class Spoke(Watcher):
-    """The watcher of another process, with a line to the hub."""
+    """The watcher of a process other than 0, with a connection to the hub."""
 
     def __init__(self, line: Line, process: int, hosts, timeout, end, release):
         super().__init__(process, hosts, timeout, end, release)
@@ -279,17 +280,17 @@ class Spoke(Watcher):
         return not {"why", "bye"} & set(said)
 
     def happened_here(self, kind: EventKind, text: str) -> None:
-        """Tells the hub."""
+        """Sends the event to the hub."""
         self._lines[0].say(happened=text, kind=kind)
 
     def leave(self) -> None:
-        """Tells the hub."""
+        """Tells the hub that the process has left its block."""
         self._lines[0].say(left=True)
 
 
 def tell(why: str) -> None:
-    """Prints the sentence for which a job ends, if that can be printed."""
-    with contextlib.suppress(OSError, ValueError):  # a pipe that is broken, or closed
+    """Prints the reason for which a job ends, if stderr can be written to."""
+    with contextlib.suppress(OSError, ValueError):  # a broken pipe, or a closed file
         print(
             f"\nsparsejax: {why}. The job ends on all hosts; start it again from its last "
             "checkpoint.",

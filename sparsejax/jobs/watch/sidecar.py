@@ -1,15 +1,15 @@
-"""The companion of each process of a job, which watches it and reports how it ended.
+"""The watcher of each process of a job, a process of its own that reports how it ended.
 
-A process that loses another one in the middle of a collective may be ended in C++, by gloo,
-NCCL or JAX's coordination service, before Python comes to say anything; and one that is
-killed says nothing at all. So the watcher of a process is a small one of its own, of some
-15 MB, which imports neither JAX nor NumPy and has a session of its own. It holds the
-connection to the other watchers. From the process it hears every few seconds, over a pair
-of sockets; when that ends, the kernel says so, and as a rule by which signal.
+If a process loses another one in the middle of a collective, C++ code of gloo, NCCL or
+JAX's coordination service may abort it before Python can report anything; and a process
+that is killed reports nothing. So its watcher is a small process of about 15 MB, which
+imports neither JAX nor NumPy, runs in its own session, and has the connection to the other
+watchers. The watched process sends it heartbeats over a pair of sockets. When it ends, the
+kernel closes its socket, and usually gives its exit status or signal.
 
-A watcher prints the sentence for which the job ends, whether or not its process is still
-there to do so, and then sees that the process does end: one that is stopped, or whose
-Python never comes to run, it kills.
+When the job ends, each watcher prints the reason, whether or not its process is alive, and
+then ensures that the process ends: it kills one that is stopped, or whose Python does not
+run.
 """
 
 import json
@@ -24,21 +24,21 @@ from sparsejax.jobs.watch.ending import Process
 from sparsejax.jobs.watch.hub import SETTLE, EventKind, Hub, Spoke, tell
 
 
-_TO_READ = 3.0  # seconds, at most, for which process 0 stays until the others have ended
+_TO_READ = 3.0  # seconds, at most, that process 0 waits until the others have ended
 _TO_END = 5.0  # seconds, at most, in which a notified process ends by itself
-# What schedulers send to all that runs of a job, before they kill it: the process may have
-# to save something, and its watcher ends when that has ended.
+# Signals that schedulers send to all processes of a job before they kill it. The watcher
+# ignores them, since its process may first save a state; it ends after the process.
 _NOT_FOR_IT = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
 
 
-class Side:
+class Sidecar:
     """A watcher, in its own process."""
 
     def __init__(self, watched: Process, about: dict):
-        """Prepares to watch; `about` is what `WatcherProcess` says."""
+        """Prepares to watch; `about` is the JSON that `WatcherProcess` sends."""
         self._watched, self._timeout = watched, about["timeout"]
         hosts, process = dict(enumerate(about["hosts"])), about["process"]
         lines = [Line(socket.socket(fileno=fd), other) for other, fd in about["lines"]]
@@ -51,12 +51,12 @@ class Side:
             self.watcher = Spoke(lines[0], process, *common)
 
     def _end(self, why):
-        # Where nobody reads what is printed, that may wait for ever.
+        # In a thread, because printing blocks if nothing reads a pipe that is full.
         telling = threading.Thread(target=tell, args=(why,), daemon=True)
         telling.start()
         telling.join(_TO_READ)
         if isinstance(self.watcher, Hub):
-            # With process 0 the coordinator ends, and JAX then aborts the others.
+            # The coordinator ends with process 0, and JAX then aborts the others.
             self.watcher.wait_for_ends(_TO_READ)
         self._watched.line.say(why=why)
         self._watched.end(self._patience)
@@ -70,7 +70,7 @@ class Side:
         self.watcher.start()
         is_silent = self._is_silent()
         if self.watcher.is_over:
-            # Closed before the others have read that all have left, a line may lose that.
+            # A connection closed too early may lose the message that all have left.
             self.watcher.wait_for_ends(self._timeout)
             return
         if is_silent:
@@ -86,7 +86,7 @@ class Side:
         self._ended.wait(2 * SETTLE + self._timeout + _TO_READ + _TO_END)
 
     def _is_silent(self):
-        """Hears the process until it closes its line, or is silent."""
+        """Reads from the process until it closes its socket; True if heartbeats stop."""
         try:
             for said in self._watched.line.heard(self._timeout):
                 if "left" in said:
@@ -105,5 +105,5 @@ def main() -> None:
     about = json.load(sys.stdin)
     line = Line(socket.socket(fileno=about["own"]), about["process"])
     line.say(here=True)
-    Side(Process(about["pid"], line), about).watch()
-    os._exit(0)  # Python's way out would wait for what is still being printed.
+    Sidecar(Process(about["pid"], line), about).watch()
+    os._exit(0)  # A normal exit would wait for output that is still being printed.
