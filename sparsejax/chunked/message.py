@@ -104,11 +104,11 @@ class RankMessage:
         Returns:
             The coded entries of each group, and the decoded ones of each leaf.
         """
-        coded, found = [], self._nothing()
+        coded, found = [], self._no_entries()
         for group in self.groups:
-            one, said = self._select(group, leaves)
+            one, decoded = self._select(group, leaves)
             coded.append(one)
-            found |= said
+            found |= decoded
         return coded, [found[i] for i in range(len(self.cuts))]
 
     def pack(self, coded: Sequence[Coded]) -> jax.Array:
@@ -122,7 +122,7 @@ class RankMessage:
 
     def unpack(self, words: jax.Array) -> list[Selected]:
         """Returns the entries of each leaf in the message of a rank."""
-        found = self._nothing()
+        found = self._no_entries()
         for group, (places, codes, tables) in self._cut(words):
             inside = group.of_each(self.places(group).decode(places))
             codes = self.code.unpack(codes, group.entries).reshape(-1, group.kept)
@@ -135,17 +135,17 @@ class RankMessage:
     def _select(self, group, leaves):
         """Returns the coded entries of a group, and the decoded ones by leaf."""
         places = group.largest(leaves)
-        codes, tables, said = [], [], {}
+        codes, tables, decoded = [], [], {}
         rows = zip(group.members, group.of_each(places), strict=True)
         for (i, cut), inside in rows:
             indices = cut.indices(inside).reshape(-1)
             chosen = leaves[i].reshape(-1).at[indices].get(mode="promise_in_bounds")
             own, table = self.code.encode(chosen)
-            said[i] = Selected(indices, self.code.decode(own, table))
+            decoded[i] = Selected(indices, self.code.decode(own, table))
             codes.append(own)
             tables.append(table)
         codes = jnp.concatenate(codes).reshape(places.shape)
-        return Coded(places, codes, jnp.stack(tables)), said
+        return Coded(places, codes, jnp.stack(tables)), decoded
 
     def _cut(self, words) -> Iterator:
         """Yields each group with its words; its tables are float32 [leaves, table]."""
@@ -159,7 +159,7 @@ class RankMessage:
             shape = len(group.leaves), self.code.table
             yield group, (parts[0], parts[1], table.reshape(shape))
 
-    def _nothing(self):
+    def _no_entries(self):
         """Returns the entries of leaves without elements: none."""
         none = Selected(jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.float32))
         return {i: none for i, cut in enumerate(self.cuts) if not cut.size}

@@ -126,13 +126,13 @@ class DividedGroup:
         at = self._flat(places)
         values = sums.reshape(-1).at[at].get(mode="promise_in_bounds")
         codes, tables = self._encode(values, rank)
-        said = self._decode(codes.reshape(places.shape), tables, rank)
+        decoded = self._decode(codes.reshape(places.shape), tables, rank)
         words = [
             self._places(kept).encode(places),
             self.code.pack(codes),
             lax.bitcast_convert_type(tables.reshape(-1), jnp.uint32),
         ]
-        return jnp.concatenate(words), Selected(at, said.reshape(-1))
+        return jnp.concatenate(words), Selected(at, decoded.reshape(-1))
 
     def read(
         self, words: jax.Array, rank: jax.Array, kept: int

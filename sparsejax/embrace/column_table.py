@@ -27,7 +27,7 @@ DEFAULT_INIT = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unsent:
-    """The gradient of a table by whole rows: that of this rank's loss, not yet sent.
+    """The gradient of this rank's loss by rows of all columns, not yet sent.
 
     Attributes:
         ids: int32 [n, room], the ids that each rank has read, equal on all ranks; an id out

@@ -155,7 +155,7 @@ def _most(numbers, axis_name):
 
 
 def _held(number: jax.Array, arrays: Any) -> Any:
-    """Returns arrays unchanged, behind a barrier that depends on the turn.
+    """Returns arrays unchanged, from a barrier that depends on the turn.
 
     Computations on them stay inside the loop. Otherwise XLA would hoist those on the longer
     lists out of it, and run them in every step.

@@ -109,7 +109,7 @@ def zeros(site: Site) -> jax.Array:
     return as_varying(x, site.varying)
 
 
-def _nothing_listed(site):
+def _padding_ids(site):
     """Returns the ids of a lookup in a branch that is not taken: all are padding."""
     sharding = site.sharding and NamedSharding(site.sharding.mesh, site.ids_spec)
     return jnp.full(site.ids_shape, site.height, jnp.int32, device=sharding)
@@ -229,7 +229,7 @@ class _ReplayDomain(Domain[Any]):
             own = slice(before, before + len(plans[k].sites))
             made, lookups = run(sides[k], plans[k], given, iter(deltas[own]))
             # For the lookups of the other sides, which do not run, all ids are padding.
-            every = list(map(_nothing_listed, sites))
+            every = list(map(_padding_ids, sites))
             every[own] = [lookup.ids for lookup in lookups]
             every = [as_varying(i, s.varying) for i, s in zip(every, sites, strict=True)]
             return list(map(whole, made)), every

@@ -37,7 +37,7 @@ def is_long(n: int) -> bool:
 
 
 def tiles_of(numbers: int) -> int:
-    """Into how many tiles lists are cut that have room for `numbers` numbers."""
+    """Returns the number of tiles of lists with `numbers` elements in all, with padding."""
     tiles = 1
     while tiles < _MOST and numbers > tiles * _NUMBERS:
         tiles *= 2
@@ -86,7 +86,7 @@ def each(
     carry: Any,
     types: frozenset[str],
 ) -> Any:
-    """Works on lists, one tile of each at a time, and skips tiles that are all padding.
+    """Works on lists, one tile of each at a time, until the rest of all is padding.
 
     Args:
         lists: For each list its capacity, and the number of rows in it, int32 [].

@@ -20,7 +20,7 @@ from sparsejax.units.row_grads import RowGrads
 
 
 # The number of elements from which on a dense gradient of a table causes a warning.
-_SAID_FROM = 65_536
+_WARNED_FROM = 65_536
 
 
 def value_and_grad(
@@ -78,7 +78,7 @@ def value_and_grad(
     """
     if not callable(loss_fn):
         raise ArgumentError(f"value_and_grad: loss_fn must be a function, got {loss_fn!r}.")
-    said: set[str] = set()
+    warned: set[str] = set()
 
     @functools.wraps(loss_fn)
     def evaluate(params, *args, **kwargs):
@@ -90,7 +90,7 @@ def value_and_grad(
         tables = {at: leaf for at, leaf in enumerate(leaves) if _may_be_table(leaf)}
         wanted = [at < outputs.differentiated for at in range(len(program.jaxpr.outvars))]
         found = reading.read(program, tables, wanted)
-        _complain(found, paths, leaves, said)
+        _check_dense_gradients(found, paths, leaves, warned)
         sites = found.plan.sites
         by_rows = {site.leaf for site in sites}
 
@@ -173,7 +173,7 @@ def _may_be_table(leaf):
     return floating and leaf.ndim >= 2 and 0 < leaf.size and leaf.shape[0] < 2**31 - 1
 
 
-def _complain(found, paths, leaves, said):
+def _check_dense_gradients(found, paths, leaves, warned):
     """Warns of tables with a dense gradient; raises if one is given to `lookup`."""
     for at, place in found.spoiled.items():
         path, leaf = paths[at], leaves[at]
@@ -184,8 +184,8 @@ def _complain(found, paths, leaves, said):
                 "that out, put jax.lax.stop_gradient around the table there, or read it "
                 "with jnp.take, where a dense gradient is meant."
             )
-        if leaf.ndim == 2 and leaf.size >= _SAID_FROM and path not in said:
-            said.add(path)
+        if leaf.ndim == 2 and leaf.size >= _WARNED_FROM and path not in warned:
+            warned.add(path)
             warnings.warn(
                 f"the loss reads {path!r} {list(leaf.shape)} by rows, but its gradient is "
                 f"dense, because the loss also uses all of it: {place}. Put "

@@ -67,8 +67,8 @@ def data_parallel(
             axes.
         has_aux: Whether `loss_fn` returns auxiliary outputs. Unless `aux` is set, they must
             be scalars, and are averaged.
-        ids: A function from a batch to the ids of the rows that have a gradient, {path:
-            ids}, so that gradients are not searched for them; see `sparsejax.sync`.
+        ids: A function from a batch to the ids of the rows that it reads, {path: ids}, so
+            that gradients are not searched for them; see `sparsejax.sync`.
         param_specs: The parameters' PartitionSpecs, if a further axis of the mesh shards
             them: a tree like the parameters, or a prefix of it. `loss_fn` is then given
             shards, and the same share of the batch on each device of that axis. It may

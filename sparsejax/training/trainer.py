@@ -105,7 +105,7 @@ class DataParallel:
         self._checked = Checked(check_every, self._axis_name)
         self._compiled: dict[Any, Any] = {}
         processes = {device.process_index for device in mesh.devices.flat}
-        self._told = ahead.ReportedBatch(len(processes))
+        self._reported = ahead.ReportedBatch(len(processes))
 
     def init(
         self,
@@ -124,8 +124,8 @@ class DataParallel:
                 `variables`.
             key: A PRNG key, from which a different one is derived for each rank and step,
                 and passed to `loss_fn`.
-            timeout: Seconds to wait for the other processes of the mesh, which compare the
-                parameters and the options of the trainer. None compares nothing.
+            timeout: Seconds to wait for the other processes of the mesh, which compare
+                parameters, optimizer and options before training. None compares nothing.
         """
         job = Setup("trainer.init", self._mesh, timeout)
         with job.made_ready():
@@ -160,7 +160,7 @@ class DataParallel:
         )
         params, step, variables, key = jax.jit(copy)(params, jnp.int32(0), wrapped, key)
         opt_state = maker.make(params)
-        self._told.after(step, None)
+        self._reported.after(step, None)
         return TrainState(step, params, opt_state, variables, key)
 
     def _made_ready(self, job, params, variables, key):
@@ -212,12 +212,12 @@ class DataParallel:
         self._checked.before(state)
         is_ahead = self._is_ahead(state.params)
         ahead.check_next(is_ahead, batch, next_batch)
-        told = next_batch if is_ahead else None
-        batches = [batch] if told is None else [batch, told]
+        announced = next_batch if is_ahead else None
+        batches = [batch] if announced is None else [batch, announced]
         # Batches are placed before the state is donated, so that an error loses no state.
         batches = list(map(self._batches.placed, batches))
         step = self.compiled(state, has_next=len(batches) > 1)
-        if is_ahead and not self._told.is_kept(state.step, batch):
+        if is_ahead and not self._reported.is_kept(state.step, batch):
             step.eval_shape(state, *batches)  # neither does an error while tracing
             state = self.flush(state)
         after, out = step(state, *batches)
@@ -225,7 +225,7 @@ class DataParallel:
             params, opt_state = self._overlap.turn(after.params, after.opt_state)
             after = after._replace(params=params, opt_state=opt_state)
         self._checked.after(after)
-        self._told.after(after.step, told)
+        self._reported.after(after.step, announced)
         numbers.check(after)
         return after, out
 
@@ -257,7 +257,7 @@ class DataParallel:
             self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
         after = self._compiled[key](state)
         self._checked.flushed(state, after)
-        self._told.after(after.step, None)
+        self._reported.after(after.step, None)
         return after
 
     def _waits(self, params):

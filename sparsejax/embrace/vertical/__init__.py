@@ -21,14 +21,14 @@ for each distinct id of a rank, while a row costs 2 (n - 1)/n times its columns.
 Why it is correct: delayed rows of a step are not read by any rank in the next one, so they
 may arrive at its end. Its forward and backward passes do not depend on them, and vice
 versa: XLA can overlap their communication. `sparsejax.lazy` applies them as of their own
-step, with its learning rate and its count, before the rows of the next step, which are all
-different. Adam counts one step for both halves. So each step reads the values that it would
-read without a schedule, and all rows have theirs after the last step, or after a `flush`.
+step, with its learning rate and its count, before the rows of the next step, which do not
+include them. Adam counts one step for both halves. So each step reads the values that it
+would read without scheduling, and after the last step, or a `flush`, all rows have them.
 
 A list of delayed rows has a fixed capacity. Rows that do not fit on some rank are prior
 rows on all ranks: a row is of one kind everywhere.
 
-* `gradients`: gradients by whole rows that stay on their rank, and the ids of a batch.
+* `gradients`: gradients by rows, which stay on their rank, and the ids of a batch.
 * `split`: divides rows into prior and delayed ones.
 * `sending`: sends columns of rows to the ranks that hold them.
 * `sync`: the optax transformation.

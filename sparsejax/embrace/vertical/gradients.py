@@ -1,4 +1,4 @@
-"""Gradients of column tables by whole rows, not sent, and the ids that a batch reads.
+"""Gradients of column tables by rows, which are not sent, and the ids that a batch reads.
 
 A loss is differentiated not with respect to a rank's columns but with respect to the
 vectors that its lookups have received: the gradient of these goes to the `tap` of a
@@ -227,7 +227,7 @@ class _Reads:
 
 
 def _unsent(path, table, grad, ids, ids_of_all):
-    """Makes the gradient of a table by distinct whole rows.
+    """Makes the gradient of a table, an `Unsent` with distinct ids.
 
     Args:
         path: The table's path.

@@ -140,7 +140,7 @@ def _owners(tx, kept, whole, state):
 
     `init` is evaluated for parameters each of which has a different number of rows added: a
     leaf of the state to which as many rows are added has its rows. So shapes that are equal
-    by chance are told apart.
+    by chance are distinguished.
     """
     higher = [
         jax.ShapeDtypeStruct((x.shape[0] + 1 + at, *x.shape[1:]), x.dtype) if x.shape else x

@@ -68,8 +68,8 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
       the sum of the missed steps is computed at once, to a relative error of 1e-5, unless
       the second moment decays as fast as the first.
     * For others, such as Lion, or AdamW with a schedule or injected hyperparameters,
-      catching up is a loop over the missed steps. Its length is the largest number of steps
-      that a row missed which still changes.
+      catching up is a loop over the missed steps, as long as the largest number of steps
+      missed by a row that is listed or read and still changes.
     * A schedule is evaluated at the missed step. Hyperparameters of
       `optax.inject_hyperparams` that are set by hand are remembered: the last 64 values of
       each. A row that missed a step with a forgotten value becomes NaN. If they change

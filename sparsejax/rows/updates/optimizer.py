@@ -69,7 +69,7 @@ class RowOptimizer:
     Attributes:
         tx: The optimizer.
         exact: Whether rows catch up.
-        starts: The tree structure of all parameters for which `init` was called, with the
+        starts: The tree structures of parameters for which `init` was called, with the
             paths of their leaves.
     """
 
@@ -79,7 +79,7 @@ class RowOptimizer:
     _known: dict[Any, UpdatePlan] = dataclasses.field(default_factory=dict)
 
     def plan(self, grads: Any, params: Any) -> UpdatePlan:
-        """Returns the plan for gradients and parameters; None stands for their shapes."""
+        """Returns the plan; parameters that are None have the shapes of the gradients."""
         leaves, structure = jax.tree.flatten(grads, is_leaf=is_row_grads)
         if params is None:
             params = jax.tree.unflatten(structure, map(layouts.as_array, leaves))
@@ -95,7 +95,7 @@ class RowOptimizer:
         self.starts[jax.tree.structure(params)] = plan.layout.paths
         return plan
 
-    def those_of(self, params: Any, inner: Any) -> Any:
+    def params_of(self, params: Any, inner: Any) -> Any:
         """Returns the parameters that a state of the optimizer belongs to.
 
         They are all of them, or those that `optax.partition` or `masked` around `lazy`

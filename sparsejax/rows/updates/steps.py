@@ -57,12 +57,12 @@ def init(optimizer: RowOptimizer, params: Any) -> LazyState:
     _, leaves, structure = layouts.flatten(params)
     numbers, of_inner = jax.tree.flatten(optimizer.tx.init(params))
     numbers = [
-        x if owner is None else _beside(leaves[owner], x)
+        x if owner is None else _sharded_like_rows(leaves[owner], x)
         for x, owner in zip(numbers, plan.layout.owner, strict=True)
     ]
     lagging = plan.lagging
     last = [
-        _never_seen(leaf) if at in lagging else optax.MaskedNode()
+        _first_steps(leaf) if at in lagging else optax.MaskedNode()
         for at, leaf in enumerate(leaves)
     ]
     return LazyState(
@@ -74,12 +74,12 @@ def init(optimizer: RowOptimizer, params: Any) -> LazyState:
     )
 
 
-def _never_seen(table):
+def _first_steps(table):
     """Returns the first `LazyState.last` of a table, sharded like its rows."""
-    return _beside(table, jnp.zeros(table.shape[0], jnp.int32))
+    return _sharded_like_rows(table, jnp.zeros(table.shape[0], jnp.int32))
 
 
-def _beside(table, x):
+def _sharded_like_rows(table, x):
     """Shards the first axis of an array [height, ...] like the rows of a table."""
     mesh, over = mesh_of(table), jax.typeof(table).sharding.spec[0]
     of_rows, *others = jax.typeof(x).sharding.spec
@@ -147,7 +147,7 @@ def update(
             for j, own in zip(now.plan.layout.tables[at].own, rows.own, strict=True):
                 inner[j] = own
     for at, late in moved.items():
-        made[at] = _both(late, made[at])
+        made[at] = _concatenated(late, made[at])
     return jax.tree.unflatten(structure, made), LazyState(
         step=now.step + 1,
         last=jax.tree.unflatten(structure, last),
@@ -225,7 +225,7 @@ def caught_late(
     ours = find(state)
     paths, rows, whole = layouts.flatten(late)
     by_path = dict(zip(paths, rows, strict=True))
-    params = optimizer.those_of(params, ours.inner)
+    params = optimizer.params_of(params, ours.inner)
     paths, leaves, structure = layouts.flatten(params)
     early = {at: by_path[path] for at, path in enumerate(paths) if path in by_path}
     zeros = jax.tree.unflatten(structure, list(map(jnp.zeros_like, leaves)))
@@ -266,7 +266,7 @@ def _late(optimizer, late, updates, state, params):
     )
 
 
-def _both(late: RowGrads, now: RowGrads) -> RowGrads:
+def _concatenated(late: RowGrads, now: RowGrads) -> RowGrads:
     """Concatenates the updates of two steps, whose lists have no row in common."""
     ids = jnp.concatenate([late.ids, now.ids])
     return RowGrads.marked(ids, jnp.concatenate([late.rows, now.rows]), now.shape)
@@ -276,7 +276,7 @@ def settled(optimizer: RowOptimizer, params: Any, state: Any) -> tuple[Any, Any]
     """Returns the parameters and the state with all rows caught up."""
     ours = find(state)
     names, whole, of_whole = layouts.flatten(params)
-    params = optimizer.those_of(params, ours.inner)
+    params = optimizer.params_of(params, ours.inner)
     paths, leaves, structure = layouts.flatten(params)
     tables = optimizer.plan(params, params).layout.tables
     last = structure.flatten_up_to(ours.last)

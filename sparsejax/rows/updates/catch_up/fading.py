@@ -146,7 +146,7 @@ class Fading:
 
     @property
     def is_short(self) -> bool:
-        """Whether sums of so few terms are worthwhile."""
+        """Whether there are few enough terms for sums to be worthwhile."""
         return 0 < self.factors[self.momentum] < 1 and self.terms <= _TERMS_AT_MOST
 
     def sums(self, kept: jax.Array, count: jax.Array, probe: Probe) -> FadingSums:
@@ -161,8 +161,8 @@ class Fading:
         made = self.nodes(jnp.maximum(count - missed, 0), count, probe)
         # The first sum is zero, for rows that have missed no step.
         recent = jnp.pad(jnp.concatenate(made, 1), [(1, 0), (0, 0)])
-        # The momentum of the last sum has faded now. The sum that it overwrites is that of
-        # a step `PATIENCE` earlier, which no row has seen last.
+        # The momentum of the last sum has faded now. It replaces the sum of a step that is
+        # `PATIENCE` steps older, which is not the last step that any row has seen.
         step = count - self.terms
         place = jnp.where(step >= 0, lax.rem(step, np.int32(PATIENCE)), PATIENCE)
         written = jnp.asarray(kept).at[place].set(recent[self.terms], mode="drop")

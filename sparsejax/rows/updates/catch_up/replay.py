@@ -55,28 +55,28 @@ class Replay:
 def _replayed(missed, rows, types):
     """Catches up rows of tables that vary over the same mesh axes."""
     tables, count = missed.call.layout.tables, as_varying(missed.count, types)
-    asleep = {at: _asleep(tables[at], part) for at, part in rows.items()}
+    idle = {at: _idle_rows(tables[at], part) for at, part in rows.items()}
     moving = {
-        at: part._replace(last=jnp.where(asleep[at], count, part.last))
+        at: part._replace(last=jnp.where(idle[at], count, part.last))
         for at, part in rows.items()
-        if asleep[at] is not True
+        if idle[at] is not True
     }
     caught = rows | _step_by_step(missed, moving, count, types)
     for at, part in rows.items():
         done, decays = caught[at], tables[at].decays
         quiet = decayed(part.own, decays, count - part.last) if decays else part.own
         own = jax.tree.map(
-            lambda a, b, at=at: jnp.where(over(asleep[at], a), a, b), quiet, done.own
+            lambda a, b, at=at: jnp.where(over(idle[at], a), a, b), quiet, done.own
         )
         param = done.param
         if missed.history.values and at in moving:
-            lost = _lost(missed, at, part) & ~asleep[at]
+            lost = _lost(missed, at, part) & ~idle[at]
             param = jnp.where(over(lost, param), jnp.nan, param).astype(param.dtype)
         caught[at] = Rows(param, own, jnp.broadcast_to(count, part.last.shape))
     return caught
 
 
-def _asleep(table, part):
+def _idle_rows(table, part):
     """Flags the idle rows, for which `TableFacts.decays` gives the effect of all steps."""
     if not table.moves:
         return True

@@ -76,7 +76,7 @@ class _Facts(Domain[ArrayFacts]):
         return [rule(eqn, given, v) for v in eqn.outvars]
 
     def call(self, eqn, given):
-        return [_said_here(eqn, given, value) for value in super().call(eqn, given)]
+        return [_named_by_caller(eqn, given, value) for value in super().call(eqn, given)]
 
     def joined(self, eqn, v, index, sides):
         """Returns the facts about an output of a `cond`, whose branch is not known."""
@@ -121,7 +121,7 @@ def _unknown(eqn, given, v):
     return ArrayFacts(of=common["of"], mixed=mixed, flat=v.aval.shape == ())
 
 
-def _said_here(eqn, given, value):
+def _named_by_caller(eqn, given, value):
     """Names the calling optax transformation if a shared function mixes rows."""
     before = {other.mixed for other in given}
     if not value.mixed or value.mixed in before or value.mixed.startswith("optax."):
