@@ -1,15 +1,15 @@
-"""The sum of the messages of all ranks: in rank order, in float32, the same on all ranks.
+"""Sums the messages of all ranks in rank order, in float32, with equal results on all.
 
-Messages are read one after another, each added to the sums of the ranks before it. A
-message has each index once, so the order of the sum is that of the ranks, and all ranks
-compute the same bits.
+Messages are read one after another, and each is added to the sum of the ranks before it. An
+index occurs at most once in a message, so values are added in the order of the ranks, and
+all ranks compute the same bits.
 
     ranks     sum over ranks of w x / sum over ranks of w
     senders   sum over ranks of w x / sum of w over the ranks that sent that index
 
-A rank that sent 0 is no sender: a block of zeros, too, has entries in a message.
-Weights w are 1 where none are given; what no rank has sent is 0. A weight of 0 takes a
-rank out of both sums, whatever its values are.
+A rank that sent the value 0 does not count as a sender: even a block of zeros has entries
+in a message. Weights w are 1 if none are given. An element that no rank has sent is 0. A
+rank of weight 0 is excluded from both sums, even if its values are not finite.
 """
 
 import dataclasses
@@ -24,19 +24,21 @@ from sparsejax.chunked.message import RankMessage, Selected
 from sparsejax.units.selection import magnitudes
 
 
-_AT_ONCE = 2  # leaves that are added up at once
+_AT_ONCE = 2  # the number of leaves whose sums may be computed at the same time
 
 
 @dataclasses.dataclass(frozen=True)
 class Aggregate:
-    """How the messages of ranks become one update.
+    """Combines the messages of all ranks into one update.
 
     Attributes:
-        unpack: What a message says of each leaf, or of each group of an owner's blocks.
-        sizes: The numbers of each of these.
-        ranks: How many ranks.
-        senders: Whether an element is divided by the weight of its senders.
-        mean: Whether the result is the mean; else that times the number of ranks.
+        unpack: A function of a message, uint32 [words], that returns the entries of each
+            leaf, or of each group of an owner's blocks.
+        sizes: The number of elements of each of these.
+        ranks: The number of ranks.
+        senders: Whether an element is divided by the weight of its senders; else by that
+            of all ranks.
+        mean: Whether the result is the mean; else the mean times the number of ranks.
     """
 
     unpack: Callable[[jax.Array], list[Selected]]
@@ -48,12 +50,12 @@ class Aggregate:
     def __call__(
         self, words: jax.Array, weights: jax.Array | None, scales: jax.Array | None
     ) -> list[jax.Array]:
-        """The mean of each leaf, float32 and flat.
+        """Returns the mean of each leaf, flat float32.
 
         Args:
-            words: uint32 [ranks, words].
-            weights: float32 [ranks], or None for 1.
-            scales: float32 [ranks, leaves] by which values are multiplied, or None for 1.
+            words: uint32 [ranks, words], the messages.
+            weights: float32 [ranks], the weights of ranks, or None for 1.
+            scales: float32 [ranks, leaves], the factors of values, or None for 1.
         """
         sent = lax.map(self.unpack, words)
         sums: list[jax.Array] = []
@@ -73,7 +75,14 @@ class Aggregate:
         return found
 
     def _summed(self, start, sent: Selected, weights, scales):
-        """The sum of a leaf over all ranks, from zeros, and the weight of its senders."""
+        """Sums a leaf over all ranks; returns the sum and the weights of the senders.
+
+        Args:
+            start: float32 [size] of zeros.
+            sent: The entries of all ranks, with a leading axis for the rank.
+            weights: float32 [ranks], or None for 1.
+            scales: float32 [ranks], or None for 1.
+        """
         counted = jnp.uint8 if self.ranks < 256 else jnp.int32
         counted = counted if weights is None else jnp.float32
         count = start.astype(counted) if self.senders else None
@@ -93,7 +102,7 @@ class Aggregate:
         return lax.scan(add, carry, (sent, weights, scales))[0]
 
     def _divided(self, x, weight):
-        """A sum over its weight; 0 where nothing counts."""
+        """Divides a sum by its weight; returns 0 where the weight is 0."""
         x = x / jnp.where(weight == 0, 1, weight)
         return x if self.mean else x * self.ranks
 
@@ -101,10 +110,10 @@ class Aggregate:
 def clipping(
     message: RankMessage, words: jax.Array, weights: jax.Array | None
 ) -> jax.Array:
-    """By what to scale the leaves of each rank, float32 [ranks, leaves].
+    """Returns the factors that clip the leaves of each rank, float32 [ranks, leaves].
 
-    So the norm of what a rank sends of a leaf is at most the median over the ranks whose
-    weight is not 0; what is not finite stays so.
+    They scale the norm of the entries that a rank sends of a leaf to at most the median
+    over the ranks whose weight is not 0. Values that are not finite stay so.
     """
 
     def norms(words):
@@ -118,10 +127,11 @@ def clipping(
 
 
 def _zeros_after(found, size):
-    """Zeros that are there once the first of some arrays is.
+    """Returns float32 [size] of zeros that depend on the first of some arrays.
 
-    XLA would write the zeros of all leaves first, and have all sums at once, where most are
-    added to parameters one by one. It does not know that the number here is never negative.
+    Otherwise XLA would write the zeros of all leaves first, and hold all sums in memory at
+    the same time, although most are added to parameters one by one. It cannot infer that
+    the number on which they depend is never negative.
     """
     numbers = [x[:1] for x in found if x.size]
     if len(numbers) < _AT_ONCE:

@@ -1,13 +1,14 @@
-"""How a leaf is cut into blocks, and how many entries of each are kept.
+"""Cuts leaves into blocks, and determines the number of entries that are sent of each.
 
-A matrix is cut into blocks of height x width, a vector into runs of width. The leading axes
-of an array of more than two are a stack of matrices. Each side of a block is the largest
-divisor of its dimension that is at most sqrt(chunk), so nothing is padded: with a chunk of
-4096 most blocks are 64 x 64. Of a block of `length` numbers round(k length / chunk) are
-kept, at least one. So the number of entries of a leaf follows from its shape alone.
+A matrix is cut into blocks of height x width, a vector into segments of width. An array
+with more axes is a stack of matrices. Each side of a block is the largest divisor of its
+dimension that is at most sqrt(chunk), so there is no padding: with a chunk of 4096 most
+blocks are 64 x 64. Of a block of `length` elements round(k length / chunk) are sent, at
+least one. So the number of entries of a leaf follows from its shape alone.
 
-Blocks are numbered by rows of blocks, and the numbers of a block by its rows. From blocks
-of one shape, of whatever leaves, entries are selected together.
+Blocks are numbered in row-major order, and so are the elements of a block: the number of an
+element in its block is its place. Entries are selected together from all blocks of one
+shape, whatever their leaves.
 """
 
 import dataclasses
@@ -23,18 +24,18 @@ from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import MOST_UNITS
 
 
-_LARGE = 1 << 18  # numbers; smaller leaves are copied
+_LARGE = 1 << 18  # elements; smaller leaves are copied into one array
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockCut:
-    """How one leaf is cut.
+    """The cut of one leaf into blocks.
 
     Attributes:
-        shape: Of the leaf.
-        height: Rows of a block; 1 for a vector.
-        width: Columns of a block.
-        kept: How many entries of a block are sent.
+        shape: The shape of the leaf.
+        height: The number of rows of a block; 1 for a vector.
+        width: The number of columns of a block.
+        kept: The number of entries of a block that are sent.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +45,7 @@ class BlockCut:
 
     @classmethod
     def of(cls, shape: Sequence[int], k: int, chunk: int) -> "BlockCut":
-        """The cut of a leaf of this shape."""
+        """Returns the cut of a leaf of this shape."""
         side = math.isqrt(chunk)
         rows = shape[-2] if len(shape) > 1 else 1
         columns = shape[-1] if shape else 1
@@ -54,12 +55,12 @@ class BlockCut:
 
     @property
     def length(self) -> int:
-        """Numbers in a block."""
+        """The number of elements of a block."""
         return self.height * self.width
 
     @property
     def size(self) -> int:
-        """Numbers in the leaf."""
+        """The number of elements of the leaf."""
         return math.prod(self.shape)
 
     @property
@@ -69,38 +70,38 @@ class BlockCut:
 
     @property
     def entries(self) -> int:
-        """How many entries of the leaf are sent."""
+        """The number of entries of the leaf that are sent."""
         return self.blocks * self.kept
 
     @property
     def grid(self) -> tuple[int, int, int, int, int]:
-        """Matrices, blocks down, height, blocks across, width: the leaf, of that shape."""
+        """A shape of the leaf: (matrices, blocks down, height, blocks across, width)."""
         *stack, rows, columns = (1, 1, *self.shape) if self.shape else (1, 1)
         down, across = rows // self.height, columns // self.width
         return math.prod(stack), down, self.height, across, self.width
 
     def split(self, x: jax.Array) -> jax.Array:
-        """The leaf as its blocks, [blocks, length]."""
+        """Returns the blocks of the leaf, [blocks, length]."""
         return x.reshape(self.grid).swapaxes(2, 3).reshape(-1, self.length)
 
     def join(self, blocks: jax.Array) -> jax.Array:
-        """Inverse of `split`."""
+        """Returns the leaf with given blocks: the inverse of `split`."""
         count, down, height, across, width = self.grid
         x = blocks.reshape(count, down, across, height, width)
         return x.swapaxes(2, 3).reshape(self.shape)
 
     def indices(self, places: jax.Array) -> jax.Array:
-        """The indices in the flat leaf of places in its blocks, int32 [blocks, kept]."""
+        """Converts places in blocks to indices of the flat leaf, int32 [blocks, kept]."""
         return selection.indices_in(self.grid, places)
 
 
 @dataclasses.dataclass(frozen=True)
 class Together:
-    """Leaves whose blocks are of one shape, and selected from together.
+    """A group of leaves with one shape of blocks, from which entries are selected at once.
 
     Attributes:
-        leaves: Their numbers.
-        cuts: How they are cut.
+        leaves: The numbers of the leaves.
+        cuts: The cut of each leaf.
     """
 
     leaves: tuple[int, ...]
@@ -108,34 +109,34 @@ class Together:
 
     @property
     def length(self) -> int:
-        """Numbers in a block."""
+        """The number of elements of a block."""
         return self.cuts[0].length
 
     @property
     def kept(self) -> int:
-        """Entries of a block that are sent."""
+        """The number of entries of a block that are sent."""
         return self.cuts[0].kept
 
     @property
     def blocks(self) -> int:
-        """Blocks of all these leaves."""
+        """The number of blocks of all leaves of the group."""
         return sum(cut.blocks for cut in self.cuts)
 
     @property
     def entries(self) -> int:
-        """Entries of all these leaves."""
+        """The number of entries of all leaves of the group that are sent."""
         return self.blocks * self.kept
 
     @property
     def members(self) -> list[tuple[int, BlockCut]]:
-        """Each leaf's number, and how it is cut."""
+        """The number and the cut of each leaf."""
         return list(zip(self.leaves, self.cuts, strict=True))
 
     def largest(self, leaves: Sequence[jax.Array]) -> jax.Array:
-        """The places of the entries that are sent, [blocks, kept], of a list of leaves.
+        """Selects entries from a list of leaves; returns places, int32 [blocks, kept].
 
-        Large leaves are read where they are. Small ones are laid one after another, so that
-        a program does not grow with their number.
+        Large leaves are read in place. Small ones are concatenated, so that the program
+        does not grow with their number.
         """
         views, small = [], []
         for i, cut in self.members:
@@ -152,7 +153,7 @@ class Together:
         return selection.largest(views, self.kept)
 
     def of_each(self, x: jax.Array) -> list[jax.Array]:
-        """The parts of each leaf of an array that has a row for each block."""
+        """Splits an array [blocks, ...] into the parts of the leaves."""
         parts, start = [], 0
         for cut in self.cuts:
             parts.append(lax.slice_in_dim(x, start, start + cut.blocks))
@@ -161,14 +162,15 @@ class Together:
 
 
 def _joined(rows):
-    """Arrays of rows as one, in a list; none of none."""
+    """Returns a list of the concatenation of some arrays; an empty list for none."""
     return [jnp.concatenate(rows)] if rows else []
 
 
 def together(cuts: Sequence[BlockCut]) -> tuple[Together, ...]:
-    """The leaves by the shape of their blocks; those that are empty are left out.
+    """Groups leaves by the shape of their blocks, and omits empty leaves.
 
-    Leaves of one shape of blocks are several groups where int32 cannot index all of them.
+    Leaves with one shape of blocks are split into several groups if they have more elements
+    than int32 can index.
     """
     found: dict[tuple[int, int], list[list[int]]] = {}
     sizes: dict[tuple[int, int], int] = {}
@@ -189,7 +191,7 @@ def together(cuts: Sequence[BlockCut]) -> tuple[Together, ...]:
 
 
 def check_size(path: str, shape: Sequence[int]) -> None:
-    """Raises where the numbers of a leaf are too many for int32."""
+    """Raises if a leaf has more elements than int32 can index."""
     size = math.prod(shape)
     if size > MOST_UNITS:
         raise ArgumentError(
@@ -199,12 +201,12 @@ def check_size(path: str, shape: Sequence[int]) -> None:
 
 
 def check_scatter(name: str, paths: Sequence[str], scatter: Sequence[int | None]) -> None:
-    """Raises where a parameter is sharded over the axis of the ranks itself.
+    """Raises if a parameter is sharded over the mesh axis of the ranks itself.
 
     Args:
         name: The name of the public function.
-        paths: The leaves.
-        scatter: The dimension of each that is sharded so, or None.
+        paths: The paths of the leaves.
+        scatter: The dimension of each leaf that is sharded over this axis, or None.
     """
     for path, at in zip(paths, scatter, strict=False):
         if at is not None:
@@ -216,5 +218,5 @@ def check_scatter(name: str, paths: Sequence[str], scatter: Sequence[int | None]
 
 
 def _divisor(size: int, most: int) -> int:
-    """The largest divisor that is at most `most`; 1 for an empty dimension."""
+    """Returns the largest divisor of `size` up to `most`; 1 for an empty dimension."""
     return max((d for d in range(1, most + 1) if size and size % d == 0), default=1)

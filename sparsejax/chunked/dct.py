@@ -1,18 +1,18 @@
-"""The cosine transform of blocks, of whose coefficients the largest are sent: DeMo's.
+"""The cosine transform of blocks, whose largest coefficients are sent, as in DeMo.
 
-Nothing goes over the wire here. A leaf is cut as `blocks.BlockCut` says, and each block of
-height x width numbers X is turned into as many coefficients, in the same places,
+Nothing is sent here. A leaf is cut by `blocks.BlockCut`, and each block X of height x width
+elements is transformed into as many coefficients, which replace it,
 
     C = D(height) X D(width)^T    and back    X = D(height)^T C D(width)
 
 with D the orthonormal DCT-II, so D D^T = 1: two products with matrices of at most 64 rows.
-What is left of the coefficients of a block that was sent in part is, transformed back, what
-is left of the block, since sums stay sums:
+The transform is linear. So the inverse transform of the coefficients that were not sent is
+the part of the block that was not sent:
 
     x - inverse(sent) == inverse(forward(x) - sent)
 
-All ranks transform the same sum back, by the same program, so replicas stay equal where
-their devices multiply matrices in the same order: devices of one kind.
+All ranks apply the inverse to the same sum, with the same program, so replicas stay equal
+if their devices multiply matrices in the same order: devices of one kind.
 """
 
 import math
@@ -26,20 +26,20 @@ from sparsejax.chunked.blocks import BlockCut
 
 
 def forward(cut: BlockCut, x: jax.Array) -> jax.Array:
-    """The coefficients of a leaf, each block's in its place."""
+    """Returns the coefficients of a leaf, in its shape; each block is transformed."""
     return _of_sides(cut, x, basis(cut.height), basis(cut.width))
 
 
 def inverse(cut: BlockCut, x: jax.Array) -> jax.Array:
-    """The leaf of these coefficients."""
+    """Returns the leaf with given coefficients: the inverse of `forward`."""
     return _of_sides(cut, x, basis(cut.height).T, basis(cut.width).T)
 
 
 def basis(size: int) -> np.ndarray:
-    """The orthonormal DCT-II, float64 [frequencies, places].
+    """Returns the matrix of the orthonormal DCT-II, float64 [frequencies, places].
 
-    A cosine that is zero is zero here: to a place where all that is sent is zero goes zero,
-    whose sign is zero too.
+    Cosines that are zero are exactly zero, without rounding errors. So an element at which
+    the cosines of all sent coefficients are zero is exactly zero, and so is its sign.
     """
     frequency, place = np.arange(size)[:, None], np.arange(size)
     turns = frequency * (2 * place + 1) % (4 * size)
@@ -48,7 +48,7 @@ def basis(size: int) -> np.ndarray:
 
 
 def _of_sides(cut, x, down, across):
-    """A product with every block from the left, and with the transpose from the right."""
+    """Multiplies every block by `down` from the left, and `across.T` from the right."""
     blocks = x.reshape(cut.grid)
     exact = lax.Precision.HIGHEST
     if cut.height > 1:

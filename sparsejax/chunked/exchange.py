@@ -1,31 +1,31 @@
-"""The exchange of the largest entries of each block, by messages of one size.
+"""The exchange of the largest entries of each block, by messages of constant size.
 
 On the wire, up to eight ranks: one all-gather of a `message.RankMessage`, whose bytes
 follow from shapes. A rank sends its message n - 1 times, and receives as many. Above eight
 ranks each owns blocks (`owners`): one all-to-all of the pieces of that message, then one
-all-gather of the largest entries of each owner's sums. What a rank sends then is about one
-message and one of sums, at any number of ranks, and receives as much. Leaves that vary over
-other mesh axes than the rest go in a message of their own, since what is the same on all
-shards has to stay so. With weights a message, or a piece, is one word longer.
+all-gather of the largest entries of each owner's sums. A rank then sends about one message
+and one of sums, at any number of ranks, and receives as much. Leaves that vary over
+different mesh axes go in different messages, since what is equal on all shards must stay
+so. With weights a message, or a piece, is one word longer.
 
-What a rank sends of a leaf is what its message says, after rounding: so for the accumulated
-value e' of a rank and the weight, or the number, W of the ranks that an element is divided
-by,
+`sent` are the values of a rank's message, after rounding. With the accumulated value e' of
+a rank, and the total weight W, or the number, of the ranks by which an element is divided,
 
     sent + left == e'        e' = decay * left before + gradient
     W * total == sum over ranks of weight * sent
 
-Without owners `total` is what is returned. With them an owner adds what it holds back of
-its blocks, and sends a part, rounded as well; for what all ranks return
+Without owners `total` is the result. With them an owner adds the values that it held back
+of its blocks, and sends a part of the sum, rounded as well. With `returned` the result,
 
     returned + held == decay * held before + total
 
-So over any number of rounds, with a decay of 1, the sum of the totals is what the result
-has moved by and what owners hold, and the sum of gradients what ranks have sent and hold.
+So over any number of rounds, with a decay of 1, the sum of all totals equals the sum of all
+results plus the values that owners hold back, and the sum of all gradients equals the sum
+of all values that ranks have sent plus those that they hold back.
 
-Where the sum is clipped at the median norm, `sent` is what is left of the message, and the
-rest stays with the sender. A rank of weight 0 has sent nothing: all stays with it, but for
-what is not finite, which it would send once its weight is another.
+If messages are clipped to the median norm, `sent` are the clipped values, and the rest
+stays with the sender. A rank of weight 0 has sent nothing, and keeps everything except
+values that are not finite, which it would otherwise send once its weight is non-zero.
 """
 
 import dataclasses
@@ -59,17 +59,16 @@ from sparsejax.wire.collectives import Wire
 from sparsejax.wire.value_codes import code_of
 
 
-_NAME = "chunks"  # of all leaves, in metrics
-GATHERED = 8  # ranks; of more each owns blocks, unless the caller says otherwise
+_NAME = "chunks"  # the name in metrics of the one bucket of all leaves
+GATHERED = 8  # the most ranks without owners of blocks, unless the caller sets `via`
 
 
 class OwnersState(NamedTuple):
     """The state of an exchange by owners.
 
     Attributes:
-        exchange: What was sent.
-        held: What owners hold back of the sums, of each list of leaves that are sent in one
-            message.
+        exchange: The state of the exchange: its traffic.
+        held: For each message, the part of its sums that owners hold back.
     """
 
     exchange: ExchangeState
@@ -80,11 +79,12 @@ class _Summed(NamedTuple):
     """The results of an exchange of some leaves.
 
     Attributes:
-        totals: Of each leaf.
-        left: What this rank holds back of each.
-        held: What this owner holds back of each group of blocks; empty without owners.
-        push: Bytes that this rank sent on the way to sums.
-        pull: Bytes that it sent on the way back.
+        totals: The result of each leaf, float32.
+        left: The part of each leaf that this rank holds back.
+        held: The part of the sums of each group of blocks, [share, length], that this owner
+            holds back; empty without owners.
+        push: The bytes that this rank sent of its own entries.
+        pull: The bytes that it sent of sums, as an owner.
     """
 
     totals: list[jax.Array]
@@ -100,16 +100,17 @@ class ChunkedExchange:
 
     Attributes:
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        k: Entries of a whole block.
-        chunk: Numbers in a whole block.
-        values: How values travel.
-        senders: Whether an element is divided by the ranks that sent it; else by all.
-        mean: Whether the result is the mean; else that times the number of ranks.
-        clip_to_median: Whether a rank's part of a leaf is scaled to the median norm.
-        cosines: Whether the entries are the cosine coefficients of a block; see `dct`.
-        via: "all_gather" or "owners"; by the number of ranks if None.
-        pull_k: Entries of a whole block of a sum that come back from its owner.
-        decay: The share of what an owner held back that is added to the next sum.
+        k: The number of entries that a whole block sends.
+        chunk: The number of elements of a whole block.
+        values: The name of the value code.
+        senders: Whether an element is divided by the number of ranks that sent it; else by
+            that of all ranks.
+        mean: Whether the result is the mean; else the mean times the number of ranks.
+        clip_to_median: Whether the entries of a leaf are scaled to at most the median norm.
+        cosines: Whether entries are cosine coefficients of a block; see `dct`.
+        via: "all_gather" or "owners"; chosen by the number of ranks if None.
+        pull_k: The number of entries of a whole block of a sum that its owner sends.
+        decay: The share of the part that an owner held back that is added to the next sum.
     """
 
     axis_name: AxisName | None = None
@@ -131,22 +132,22 @@ class ChunkedExchange:
 
     @property
     def entry(self) -> Entry:
-        """How its update is entered under `jit`; see `Lossy.entry`."""
+        """The entry of its update under `jit`; see `Lossy.entry`."""
         return Entry(self.name, self.axis_name)
 
     @property
     def assignment(self) -> Everything:
-        """How each leaf is summed, for forecasts."""
+        """The scheme of all leaves, for forecasts."""
         return Everything(Chunks(self.cost))
 
     def by_owners(self, ranks: int) -> bool:
-        """Whether blocks have owners, among this number of ranks."""
+        """Returns whether blocks have owners, for a number of ranks."""
         if self.via is None:
             return ranks > GATHERED and not self.clip_to_median
         return self.via == "owners"
 
     def cost(self, shapes: Sequence[Sequence[int]], ranks: int) -> Cost:
-        """The bytes and entries of an exchange of leaves of these shapes."""
+        """Returns the bytes and entries of an exchange of leaves of these shapes."""
         message, others = self._message(shapes), ranks - 1
         sent, most = message.entries, sum(cut.size for cut in message.cuts)
         if not self.by_owners(ranks):
@@ -157,7 +158,7 @@ class ChunkedExchange:
         return Cost(push, pull, 2 * others, sent, owners.entries)
 
     def init(self, params: Any) -> ExchangeState | OwnersState | None:
-        """The first state: it holds what was sent."""
+        """Returns the first state, with zero traffic, and zeros held back by owners."""
         shards = sharded.apart(params)
         paths, leaves, _ = tree.flatten(shards.rest, self.name)
         for path, leaf in zip(paths, leaves, strict=True):
@@ -182,7 +183,7 @@ class ChunkedExchange:
         return OwnersState(first, tuple(held))
 
     def _first_held(self, paths, leaves, places, wire):
-        """The first residuals of owners for some leaves: zeros. Runs inside `shard_map`."""
+        """Returns the first residuals of owners, zeros; it runs inside `shard_map`."""
         shapes = [leaves[i].shape for i in places]
         owners = self._owners(self._message(shapes), wire.ranks)
         zeros = [
@@ -195,7 +196,7 @@ class ChunkedExchange:
         return ByOwner(value, wire.axis, of, ranks=jnp.int32(wire.ranks))
 
     def _bucket(self, paths, leaves):
-        """All leaves as one bucket, for forecasts."""
+        """Returns one bucket of all leaves, for forecasts."""
         sizes = tuple(leaf.size for leaf in leaves)
         scheme = Chunks(self.cost, tuple(tuple(leaf.shape) for leaf in leaves))
         return Bucket(_NAME, scheme, tuple(range(len(paths))), tuple(paths), sizes, ())
@@ -207,18 +208,18 @@ class ChunkedExchange:
         return Owners(message, ranks, self.pull_k, self.chunk)
 
     def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
-        """The gradient of a part that each rank has whole; see `Lossy.of_shard`."""
+        """Returns the gradient of a sharded parameter, averaged; see `Lossy.of_shard`."""
         return sharded.synchronized(path, node, wire, self.mean)
 
     def leaves_out(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[bool]:
-        """True for each leaf."""
+        """Returns True for each leaf: it is lossy."""
         del paths
         return [True] * len(leaves)
 
     def check(
         self, paths: Sequence[str], leaves: Sequence[Any], state: Any, wire: Wire
     ) -> None:
-        """Raises where gradients are summed, or sparse, or the state is of other leaves."""
+        """Raises if gradients are summed, or sparse, or the state is for other leaves."""
         for path, leaf in zip(paths, leaves, strict=True):
             axes.require_local(path, tree.numbers(leaf), wire.axis)
             if tree.is_sparse(leaf):
@@ -236,7 +237,7 @@ class ChunkedExchange:
     def outline(
         self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire
     ) -> list[jax.Array]:
-        """Leaves of the types of the results; see `Lossy.outline`."""
+        """Returns leaves that have the types of the results; see `Lossy.outline`."""
         del paths
         return [wire.assume_same(leaf) for leaf in leaves]
 
@@ -286,7 +287,15 @@ class ChunkedExchange:
         return Outcome(summed, left, [not dense] * len(summed), after)
 
     def _gathered(self, message, leaves, waiting, weight, wire):
-        """Each rank has the messages of all."""
+        """Exchanges leaves by one all-gather of the messages of all ranks.
+
+        Args:
+            message: The format of the message.
+            leaves: The accumulated leaves.
+            waiting: The sums that owners held back: none here.
+            weight: float32 [], the weight of this rank, or None.
+            wire: The wire.
+        """
         del waiting
         coded, own = message.select([x.astype(jnp.float32) for x in leaves])
         words, sent = wire.all_gather(weights.with_weight(message.pack(coded), weight))
@@ -306,13 +315,14 @@ class ChunkedExchange:
         return _Summed(shaped, left, [], sent)
 
     def _coefficients(self, exchanged, message, leaves, waiting, weight, wire):
-        """As another exchange, of the cosine coefficients of each block."""
+        """Calls another exchange with the cosine coefficients of each block."""
         pairs = list(zip(message.cuts, leaves, strict=True))
         given = [dct.forward(cut, x) for cut, x in pairs]
         found = exchanged(message, given, waiting, weight, wire)
         left = []
         for (cut, x), before, after in zip(pairs, given, found.left, strict=True):
-            # What was sent, not what is left: rounding of both ways is no residual then.
+            # The sent part is subtracted from x: transforming what is left instead would
+            # add the rounding errors of both transforms to the residual.
             own = tree.rounding_error(x, dct.inverse(cut, before - after))
             silent = None if weight is None else weights.kept(x, weight)
             left.append(own if silent is None else jnp.where(weight == 0, silent, own))
@@ -320,7 +330,7 @@ class ChunkedExchange:
         return found._replace(totals=list(totals), left=left)
 
     def _owned(self, message, leaves, waiting, weight, wire):
-        """Each owner has its blocks of the messages of all, and all have those of sums."""
+        """Exchanges leaves by owners, to whom pieces go, and entries of sums to all."""
         owners, rank = self._owners(message, wire.ranks), wire.rank
         coded, own = message.select([x.astype(jnp.float32) for x in leaves])
         words, push = wire.all_to_all(weights.with_weight(owners.push(coded), weight))
@@ -336,7 +346,7 @@ class ChunkedExchange:
         return _Summed(owners.totals(words), left, held, push, pull)
 
     def _all(self, message, leaves, waiting, weight, wire):
-        """Everything is sent by one sum, what owners hold back, too."""
+        """Exchanges leaves, and the sums that owners hold back, by one dense all-reduce."""
         sent, divisor, own = 0.0, float(wire.ranks), leaves
         if weight is not None:
             total, sent = wire.all_reduce(weight[None])
@@ -362,7 +372,7 @@ class ChunkedExchange:
 
 
 def _by_types(leaves):
-    """The numbers of leaves that vary over the same mesh axes, list by list."""
+    """Returns lists of the numbers of leaves that vary over the same mesh axes."""
     found: dict[frozenset[str], list[int]] = {}
     for i, leaf in enumerate(leaves):
         found.setdefault(tree.axes_of(leaf), []).append(i)

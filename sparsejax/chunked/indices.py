@@ -1,17 +1,17 @@
-"""How the places of selected entries travel: ascending, in blocks of one length.
+"""Encodes the places of selected entries, which ascend in each block of one length.
 
-Of a block of `length` numbers `kept` places are sent, always as many. So a code has one
-size, without counts. For each length and number the shortest of these is taken:
+Of a block of `length` elements always `kept` places are sent. So a code has a constant
+size, without counts. For each pair of lengths the shortest of these codes is used:
 
-    none      every place of the block is sent: nothing travels
-    bitmap    one bit for every place of the block
-    unary     Elias and Fano's code with `low` bits
+    none      all places of the block are selected: nothing is sent
+    bitmap    one bit for each place of the block
+    unary     Elias-Fano code with `low` bits
 
-In the last each place is sent as its `low` lowest bits, and the rest in unary: a block's
-string has a one for each place, and a zero after each run of 2^low numbers, so that the
-j-th one stands at (place >> low) + j. It has kept + ceil(length / 2^low) bits, or none
-where it has one run. For 64 places of 4096 that is 6 low bits, and a string of 128: 8.0
-bits an entry, where the entropy of the set is 7.4.
+In the last one each place is sent as its `low` lowest bits, and the rest in unary: the bit
+string of a block has a one for each place, and a zero after each segment of 2^low places,
+so that the j-th one is at (place >> low) + j. It has kept + ceil(length / 2^low) bits, or
+none if there is one segment. For 64 places of 4096 these are 6 low bits, and a string of
+128 bits: 8.0 bits per entry, where the entropy of the set is 7.4.
 
 Layout, for the E entries of all blocks: `low` planes of ceil(E / 32) words, plane p with
 bit p of every place; then the strings of all blocks end to end, padded to a word.
@@ -30,13 +30,14 @@ from sparsejax.wire.value_codes.planes import pack_planes, plane_words, unpack_p
 
 @dataclasses.dataclass(frozen=True)
 class PlaceCode:
-    """How the places of some blocks travel.
+    """The code of the places of some blocks.
 
     Attributes:
-        blocks: How many blocks.
-        length: Numbers in a block.
-        kept: Places of a block that are sent.
-        low: Bits of a place that are sent unencoded; None for the bitmap.
+        blocks: The number of blocks.
+        length: The number of elements of a block.
+        kept: The number of places of a block that are sent.
+        low: The number of low bits of a place that are sent as they are; None for the
+            bitmap.
     """
 
     blocks: int
@@ -46,7 +47,7 @@ class PlaceCode:
 
     @classmethod
     def shortest(cls, blocks: int, length: int, kept: int) -> "PlaceCode":
-        """The code of fewest bits; of equal ones that with most low bits."""
+        """Returns the code with fewest bits; among equal ones that with most low bits."""
         most = (length - 1).bit_length()
         codes = [cls(blocks, length, kept, low) for low in (*range(most, -1, -1), None)]
         return min(codes, key=lambda code: code.block_bits)
@@ -58,7 +59,7 @@ class PlaceCode:
 
     @property
     def stride(self) -> int:
-        """Bits in the string, or the bitmap, of a block."""
+        """The number of bits of the string, or of the bitmap, of a block."""
         if self.kept == self.length:
             return 0
         if self.low is None:
@@ -68,17 +69,17 @@ class PlaceCode:
 
     @property
     def planes(self) -> int:
-        """Planes of low bits."""
+        """The number of bit planes of low bits."""
         return 0 if self.kept == self.length else self.low or 0
 
     @property
     def block_bits(self) -> int:
-        """Bits for the places of one block."""
+        """The number of bits for the places of one block."""
         return self.planes * self.kept + self.stride
 
     @property
     def words(self) -> int:
-        """Words of 32 bits for the places of all blocks."""
+        """The number of 32-bit words for the places of all blocks."""
         return plane_words(self.entries, self.planes) + self._string_words
 
     @property
@@ -86,7 +87,7 @@ class PlaceCode:
         return -(-self.blocks * self.stride // bits.WORD)
 
     def encode(self, places: jax.Array) -> jax.Array:
-        """The words for places int32 [blocks, kept], ascending and distinct in a block."""
+        """Encodes places int32 [blocks, kept], ascending and distinct in each block."""
         if not self.words:
             return jnp.zeros(0, jnp.uint32)
         planes = pack_planes(places.reshape(-1).astype(jnp.uint32), self.planes)
@@ -101,7 +102,7 @@ class PlaceCode:
         return jnp.concatenate([planes, bits.pack(flags)])
 
     def decode(self, words: jax.Array) -> jax.Array:
-        """The places, int32 [blocks, kept]; inverse of `encode`."""
+        """Decodes places, int32 [blocks, kept]: the inverse of `encode`."""
         shape = self.blocks, self.kept
         if self.kept == self.length:
             return jnp.broadcast_to(self._order, shape)
@@ -113,15 +114,15 @@ class PlaceCode:
             high = ones.reshape(shape) - self._starts
             high = high if self.low is None else (high - self._order) << self.low
             places = places + high
-        # Words that no rank has sent must not lead out of a block either.
+        # Places stay inside their block even for words that no rank has encoded.
         return jnp.clip(places, 0, self.length - 1)
 
     @property
     def _order(self) -> jax.Array:
-        """The number of a place in its block."""
+        """The rank j of each place in its block, int32 [1, kept]."""
         return lax.broadcasted_iota(jnp.int32, (1, self.kept), 1)
 
     @property
     def _starts(self) -> jax.Array:
-        """Where the string of each block starts, in bits."""
+        """The offset of the string of each block in bits, int32 [blocks, 1]."""
         return lax.broadcasted_iota(jnp.int32, (self.blocks, 1), 0) * self.stride

@@ -1,8 +1,8 @@
-"""Bits of many blocks, a block a column, and their places.
+"""Packs and lists the bits of many blocks, with one column per block.
 
-XLA:CPU is fast where neighbouring lanes do the same, and slow where it packs or adds up
-along the last dimension. So flags are packed down the columns of a leaf, 32 rows to a word,
-and all that is done with a block is done with a column of numbers, of all blocks at once.
+XLA:CPU vectorizes operations along the last axis, but is slow where it packs or sums along
+it. So flags are packed down the columns of a leaf, 32 rows per word, and operations on a
+block are operations on a column, for all blocks at once.
 """
 
 import functools
@@ -17,25 +17,25 @@ from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units import bits
 
 
-# XLA:CPU halves longer sums by a window, which is many times slower.
+# The most rows of one sum: XLA:CPU splits longer ones into windows, many times slower.
 _RUN = 32
 
 
 def rows_of_words(height: int) -> tuple[int, int]:
-    """How many words a column of a block takes, and how many rows are in each of them."""
+    """Returns the number of words for a column of a block, and of rows in each word."""
     words = -(-height // bits.WORD)
     return words, -(-height // words)
 
 
 def packed(flags: jax.Array) -> jax.Array:
-    """Flags as words down the columns.
+    """Packs flags into words down the columns.
 
     Args:
-        flags: Booleans [matrices, blocks down, height, blocks across, width].
+        flags: bool [matrices, blocks down, height, blocks across, width].
 
     Returns:
-        uint32 [matrices, blocks down, words, blocks across, width]: bit r of a word is that
-        of row r of a run of rows. See `rows_of_words`.
+        uint32 [matrices, blocks down, words, blocks across, width]: bit r of a word is the
+        flag of row r among the consecutive rows of the word. See `rows_of_words`.
     """
     matrices, down, height, across, width = flags.shape
     words, rows = rows_of_words(height)
@@ -49,7 +49,10 @@ def packed(flags: jax.Array) -> jax.Array:
 
 
 def by_blocks(words: jax.Array) -> jax.Array:
-    """Words of `packed` as uint32 [32, words of a column, words of a row, blocks]."""
+    """Transposes words of `packed`: uint32 [32, words of a column, words of a row, blocks].
+
+    The first axis is the column among the 32 columns of a word of a row.
+    """
     *_, width = words.shape
     words = jnp.pad(words, [(0, 0)] * 4 + [(0, -width % bits.WORD)])
     words = words.reshape(*words.shape[:4], -1, bits.WORD).transpose(5, 2, 4, 0, 1, 3)
@@ -57,7 +60,7 @@ def by_blocks(words: jax.Array) -> jax.Array:
 
 
 def turned(words: jax.Array, height: int) -> jax.Array:
-    """Words of `by_blocks` as words along the rows, uint32 [words, blocks], row by row."""
+    """Repacks words of `by_blocks` along the rows: uint32 [words, blocks], row by row."""
     _, runs, _, blocks = words.shape
     rows = rows_of_words(height)[1]
     bit = lax.broadcasted_iota(jnp.uint32, (1, 1, rows, 1, 1), 2)
@@ -68,7 +71,7 @@ def turned(words: jax.Array, height: int) -> jax.Array:
 
 
 def of_columns(flags: jax.Array) -> jax.Array:
-    """Flags [rows, columns] as words down the columns, uint32 [words, columns]."""
+    """Packs flags [rows, columns] down the columns into words, uint32 [words, columns]."""
     rows, columns = flags.shape
     flags = jnp.pad(flags, ((0, -rows % bits.WORD), (0, 0)))
     flags = flags.reshape(-1, bits.WORD, columns).astype(jnp.uint32)
@@ -77,13 +80,13 @@ def of_columns(flags: jax.Array) -> jax.Array:
 
 
 def count(words: jax.Array) -> jax.Array:
-    """How many bits of each column [..., columns] are set: int32 [columns]."""
+    """Counts the bits that are set in each column of [..., columns]: int32 [columns]."""
     of_words = lambda words: lax.population_count(words).astype(jnp.int32)
     return added(words.reshape(-1, words.shape[-1]), of_words)
 
 
 def added(x: jax.Array, of: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The sums down the columns of a function of x [rows, ...], in its dtype."""
+    """Sums a function of x [rows, ...] over the rows, in the dtype of the function."""
     runs = (of(x[i : i + _RUN]) for i in range(0, x.shape[0], _RUN))
     return functools.reduce(
         jnp.add, [jnp.sum(numbers, axis=0, dtype=numbers.dtype) for numbers in runs]
@@ -91,7 +94,7 @@ def added(x: jax.Array, of: Callable[[jax.Array], jax.Array]) -> jax.Array:
 
 
 def running(x: jax.Array) -> jax.Array:
-    """Inclusive sums down the columns of x [rows, columns], int32."""
+    """Returns inclusive cumulative sums down the columns of x [rows, columns], int32."""
 
     def step(total, row):
         total = total + row
@@ -102,24 +105,27 @@ def running(x: jax.Array) -> jax.Array:
 
 
 def listed(words: jax.Array, length: int) -> jax.Array:
-    """The places of the first bits of each column, int32 [length, columns].
+    """Lists the places of the first bits that are set in each column.
 
     Args:
         words: uint32 [words, columns].
-        length: How many; of a column with fewer, anything in it for the rest.
+        length: The number of places to list.
+
+    Returns:
+        int32 [length, columns]. If a column has fewer bits, the rest is arbitrary.
     """
     most, columns = words.shape
     narrow = np.min_scalar_type(max(length, most))
 
     def step(before, word):
         after = before + lax.population_count(word).astype(jnp.int32)
-        # Ranks are below `length`, and in bytes many are compared at once.
+        # Ranks of bits are below `length`; in bytes, CPUs compare many of them at once.
         return after, [jnp.minimum(x, length).astype(narrow) for x in (before, after)]
 
     start = as_varying(jnp.zeros(columns, jnp.int32), varying_axes(words))
     starts, ends = lax.scan(step, start, words)[1]
     rank = lax.broadcasted_iota(jnp.int32, (length, 1), 0)
-    # The word of a rank is after all those that end before it.
+    # The bit of a rank is in the word after all words that end at or before this rank.
     ended = lambda ends: (ends[:, None] <= rank.astype(narrow)).astype(narrow)
     word = jnp.minimum(added(ends, ended).astype(jnp.int32), most - 1)
     at = word * columns + lax.broadcasted_iota(jnp.int32, word.shape, 1)

@@ -1,22 +1,22 @@
-"""Owners of blocks: each adds up its own, and sends the largest entries of the sums to all.
+"""Owners of blocks: each sums its own, and sends the largest entries of the sums to all.
 
-The blocks of each group of leaves (`blocks.Together`) are divided among n ranks: rank r has
-the c = ceil(B / n) blocks from r c on, and those after the last block are zeros. What owner
-r is sent of a group by each rank is, in words,
+The blocks of each group of leaves (`blocks.Together`) are divided among n ranks: rank r
+owns the c = ceil(B / n) blocks from r c on; blocks after the last one are padding, zeros.
+Each rank sends to owner r a piece for each group, whose words are
 
-    places    of c blocks: see `indices`
-    values    c * kept codes: see `values`
-    tables    those of the T leaves of which a piece has blocks, of the piece with most
+    places    the places of c blocks: see `indices`
+    values    c * kept codes: see `wire.value_codes`
+    tables    T tables: the most leaves that have blocks in one piece
 
-so the codes are those of the message that a rank would send to all. What it sends to all
-is of the same kind: `pulled` entries of each block of the sums, and a table for each leaf.
-With k = 64 of 4096, 256 of a sum, and two bits a value, N numbers in whole blocks take
+The codes are those of the message that a rank would send to all ranks. An owner sends sums
+in the same format: `pulled` entries of each block, and a table for each leaf. With k = 64
+of 4096, 256 of a sum, and two bits per value, N elements in whole blocks take
 
     push    0.15625 N / 8 / n bytes to each other owner, and 8 T bytes of tables
     pull    0.5 N / 8 / n bytes to each other rank, and 8 T bytes
 
-for each group. Tables are by leaf on the way back, too: leaves that are the same on all
-shards of another mesh axis come back the same, whatever else their owner has.
+for each group. Sums have a table for each leaf, too, so that a leaf that is equal on all
+shards of another mesh axis stays equal, whatever other leaves its owner has.
 """
 
 import dataclasses
@@ -42,10 +42,10 @@ class DividedGroup:
     """A group of leaves whose blocks are divided among the ranks.
 
     Attributes:
-        group: The leaves.
-        ranks: How many ranks.
-        pulled: How many entries of a block of the sum are sent.
-        code: How values travel.
+        group: The group of leaves.
+        ranks: The number of ranks.
+        pulled: The number of entries of a block of a sum that its owner sends.
+        code: The value code.
     """
 
     group: Together
@@ -55,22 +55,22 @@ class DividedGroup:
 
     @property
     def share(self) -> int:
-        """Blocks of an owner."""
+        """The number of blocks of an owner, padding included."""
         return -(-self.group.blocks // self.ranks)
 
     @property
     def size(self) -> int:
-        """Numbers of an owner's blocks."""
+        """The number of elements of an owner's blocks."""
         return self.share * self.group.length
 
     @functools.cached_property
     def _ends(self) -> np.ndarray:
-        """The block after the last one of each leaf, int32 [leaves]."""
+        """The number of the block after the last one of each leaf, int32 [leaves]."""
         return np.cumsum([cut.blocks for cut in self.group.cuts]).astype(np.int32)
 
     @functools.cached_property
     def _tables(self) -> np.ndarray:
-        """The leaves whose tables each owner has, int32 [ranks, T]."""
+        """The leaves whose tables the piece of each owner contains, int32 [ranks, T]."""
         ranks, last = np.arange(self.ranks), self.group.blocks - 1
         firsts = np.minimum(ranks * self.share, last)
         lasts = np.minimum((ranks + 1) * self.share - 1, last)
@@ -80,7 +80,7 @@ class DividedGroup:
         return np.minimum(leaves, len(self.group.leaves) - 1).astype(np.int32)
 
     def words(self, kept: int) -> tuple[int, int, int]:
-        """Words for the places, the values and the tables of a piece."""
+        """Returns the numbers of words of the places, values and tables of a piece."""
         tables = self.code.table * self._tables.shape[1]
         values = self.code.words(self.share * kept)
         return self._places(kept).words, values, tables
@@ -89,14 +89,14 @@ class DividedGroup:
         return PlaceCode.shortest(self.share, self.group.length, kept)
 
     def _rows(self, rank):
-        """The number of each block's leaf among those of the piece, and which are real."""
+        """Returns the row of each block's table in the piece, and flags of real blocks."""
         block = rank * self.share + lax.iota(jnp.int32, self.share)
         of = jnp.minimum(block, self.group.blocks - 1)[:, None] >= self._ends
         leaf = jnp.sum(of, axis=1, dtype=jnp.int32)
         return leaf - leaf[0], block < self.group.blocks
 
     def push(self, coded: Coded) -> jax.Array:
-        """The piece of each owner, uint32 [ranks, words]."""
+        """Packs the piece for each owner, uint32 [ranks, words]."""
         kept, n = self.group.kept, self.ranks
         missing = n * self.share - self.group.blocks
         none = lax.broadcasted_iota(jnp.int32, (missing, kept), 1)
@@ -111,30 +111,38 @@ class DividedGroup:
         return jnp.concatenate(parts, axis=1)
 
     def pull(self, sums: jax.Array, rank: jax.Array) -> tuple[jax.Array, Selected]:
-        """Selects of an owner's sums float32 [share, length]; see `RankMessage.select`."""
+        """Selects entries of an owner's sums, and packs them.
+
+        Args:
+            sums: float32 [share, length], the sums.
+            rank: int32 [], the owner.
+
+        Returns:
+            The words uint32 [words], and the entries with indices in the owner's blocks.
+        """
         group, kept = self.group, self.pulled
         view = sums.reshape(self.share, 1, group.cuts[0].height, 1, group.cuts[0].width)
         places = selection.largest([view], kept)
         at = self._flat(places)
         values = sums.reshape(-1).at[at].get(mode="promise_in_bounds")
         codes, tables = self._encode(values, rank)
-        said = self._decode(codes.reshape(places.shape), tables, rank)
+        decoded = self._decode(codes.reshape(places.shape), tables, rank)
         words = [
             self._places(kept).encode(places),
             self.code.pack(codes),
             lax.bitcast_convert_type(tables.reshape(-1), jnp.uint32),
         ]
-        return jnp.concatenate(words), Selected(at, said.reshape(-1))
+        return jnp.concatenate(words), Selected(at, decoded.reshape(-1))
 
     def read(
         self, words: jax.Array, rank: jax.Array, kept: int
     ) -> tuple[jax.Array, jax.Array]:
-        """What a piece says: places int32 and values float32, [share, kept].
+        """Unpacks a piece; returns places int32 and values float32, each [share, kept].
 
         Args:
-            words: The piece, uint32 [words].
-            rank: Its owner.
-            kept: Entries of a block.
+            words: uint32 [words], the piece.
+            rank: int32 [], the owner of its blocks.
+            kept: The number of entries of a block.
         """
         ends = np.cumsum(self.words(kept))
         places, codes, tables = jnp.split(words, ends[:2])
@@ -145,12 +153,12 @@ class DividedGroup:
         return self._places(kept).decode(places), values
 
     def entries(self, words: jax.Array, rank: jax.Array) -> Selected:
-        """What a rank's piece says, by indices in this owner's blocks."""
+        """Unpacks a piece that was pushed; indices are those in the owner's blocks."""
         places, values = self.read(words, rank, self.group.kept)
         return Selected(self._flat(places), values.reshape(-1))
 
     def real(self, rank: jax.Array) -> jax.Array:
-        """Which blocks of an owner exist, [share, 1]."""
+        """Flags the blocks of an owner that are not padding, bool [share, 1]."""
         return self._rows(rank)[1][:, None]
 
     def _flat(self, places):
@@ -158,7 +166,7 @@ class DividedGroup:
         return (places + starts[:, None]).reshape(-1)
 
     def _encode(self, values, rank):
-        """The codes of the entries of a sum, and the tables of its leaves."""
+        """Encodes the entries of a sum; returns codes, and the tables of its leaves."""
         room = self._tables.shape[1]
         rows, real = self._rows(rank)
         rows = jnp.repeat(jnp.where(real, rows, room), self.pulled)
@@ -172,19 +180,19 @@ class DividedGroup:
         return lax.scan(of_leaf, start, lax.iota(jnp.int32, room))
 
     def _decode(self, codes, tables, rank):
-        """The values [share, kept] of codes, by the tables of their leaves."""
+        """Decodes codes [share, kept] with the tables of their leaves."""
         return jax.vmap(self.code.decode)(codes, tables[self._rows(rank)[0]])
 
 
 @dataclasses.dataclass(frozen=True)
 class Owners:
-    """How ranks add up the blocks of some leaves, each its own.
+    """The sum of some leaves by the owners of their blocks.
 
     Attributes:
-        message: What a rank sends of them.
-        ranks: How many ranks.
-        pull_k: Entries of a whole block of the sum.
-        chunk: Numbers in a whole block.
+        message: The format of the message of a rank.
+        ranks: The number of ranks.
+        pull_k: The number of entries of a whole block of a sum that its owner sends.
+        chunk: The number of elements of a whole block.
     """
 
     message: RankMessage
@@ -194,7 +202,7 @@ class Owners:
 
     @functools.cached_property
     def pieces(self) -> tuple[DividedGroup, ...]:
-        """Those of each group of leaves."""
+        """The divided groups of leaves."""
         return tuple(
             DividedGroup(group, self.ranks, self._pulled(group), self.message.code)
             for group in self.message.groups
@@ -202,53 +210,53 @@ class Owners:
 
     def _pulled(self, group):
         share = round(group.length * self.pull_k / self.chunk)
-        # The entries are at most those that all ranks have sent.
+        # A sum has at most as many non-zero entries as all ranks have sent.
         most = min(group.length, self.ranks * group.kept)
         return min(max(1, share), most)
 
     @property
     def push_words(self) -> int:
-        """Words of 32 bits that a rank sends to each owner."""
+        """The number of 32-bit words that a rank sends to each owner."""
         return sum(sum(one.words(one.group.kept)) for one in self.pieces)
 
     @property
     def pull_words(self) -> int:
-        """Words that an owner sends to each rank."""
+        """The number of 32-bit words that an owner sends to each rank."""
         return sum(sum(one.words(one.pulled)) for one in self.pieces)
 
     @property
     def entries(self) -> int:
-        """Entries of all leaves that come back."""
+        """The number of entries of all leaves that owners send."""
         return sum(one.group.blocks * one.pulled for one in self.pieces)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of an owner's blocks of each group."""
+        """The number of elements of an owner's blocks, for each group."""
         return tuple(one.size for one in self.pieces)
 
     def push(self, coded: Sequence[Coded]) -> jax.Array:
-        """What goes to each owner, uint32 [ranks, words]."""
+        """Packs the words for each owner, uint32 [ranks, words]."""
         pairs = zip(self.pieces, coded, strict=True)
         parts = [one.push(given) for one, given in pairs]
         none = jnp.zeros((self.ranks, 0), jnp.uint32)
         return jnp.concatenate([none, *parts], axis=1)
 
     def entries_of(self, words: jax.Array, rank: jax.Array) -> list[Selected]:
-        """What a rank's words say of each group of this owner's blocks."""
+        """Unpacks the words of a rank; returns the entries of each group of this owner."""
         return [one.entries(part, rank) for one, part in self._cut(words, is_pushed=True)]
 
     def pull(
         self, sums: Sequence[jax.Array], rank: jax.Array
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """Selects of an owner's sums.
+        """Selects entries of an owner's sums, and packs them for all ranks.
 
         Args:
-            sums: float32 [share, length] of each group.
-            rank: The owner.
+            sums: For each group float32 [share, length], the sums.
+            rank: int32 [], the owner.
 
         Returns:
-            The words that go to all ranks, and what the owner holds back: zeros where it
-            would not be finite.
+            The words, and for each group the part of the sums that the owner holds back,
+            with zeros in place of values that are not finite.
         """
         words, left = [jnp.zeros(0, jnp.uint32)], []
         for one, x in zip(self.pieces, sums, strict=True):
@@ -266,7 +274,7 @@ class Owners:
         return jnp.concatenate(words), left
 
     def totals(self, words: jax.Array) -> list[jax.Array]:
-        """What the words of all owners [ranks, words] say of each leaf, float32."""
+        """Unpacks the words of all owners [ranks, words]; returns dense float32 leaves."""
         found = [jnp.zeros(cut.shape, jnp.float32) for cut in self.message.cuts]
         ranks = lax.iota(jnp.int32, self.ranks)
 
@@ -293,7 +301,7 @@ class Owners:
         return found
 
     def leaves(self, held: Sequence[jax.Array], rank: jax.Array) -> list[jax.Array]:
-        """What an owner holds [share, length] of each group, as leaves; zeros elsewhere."""
+        """Returns dense leaves with an owner's blocks, [share, length] by group; else 0."""
         found = [jnp.zeros(cut.shape, jnp.float32) for cut in self.message.cuts]
         for one, x in zip(self.pieces, held, strict=True):
             blocks = jnp.zeros((self.ranks * one.share, one.group.length), jnp.float32)
@@ -305,7 +313,7 @@ class Owners:
         return found
 
     def _cut(self, words, is_pushed):
-        """The words of each group."""
+        """Yields each group with its words."""
         start = 0
         for one in self.pieces:
             size = sum(one.words(one.group.kept if is_pushed else one.pulled))

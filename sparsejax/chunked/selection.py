@@ -1,23 +1,23 @@
-"""The k entries of largest magnitude of each block, by place.
+"""Selects the k entries of largest magnitude of each block; returns their places.
 
-Exact, and the same on every run: of equal magnitudes those at the lowest places are taken.
-NaN counts as larger than infinity, as in all that selects here, so it is sent at once.
+The selection is exact and deterministic: of equal magnitudes those at the lowest places are
+selected. NaN counts as larger than infinity, as in all selections, so it is sent at once.
 
-On GPUs it is `lax.top_k`. On CPUs XLA may make a sort of that, and cutting a matrix into
-blocks is slow, too. So there blocks stay where they are in their leaf, and are read twice:
+On GPUs it is `lax.top_k`. On CPUs XLA may compile that to a sort, and the transposition
+of a matrix into blocks is slow, too. So there blocks stay in place, and are read twice:
 
-    1. A block is cut into 2 k groups or more, and of each the largest magnitude is found.
-       The k-th of these is a magnitude that k entries have. Where large entries are
-       anywhere in the block, about 1.4 k have it.
-    2. Entries from there on are packed as bits. Where they are more than 2 k, keys are
-       tried until there are k to 2 k.
-    3. These candidates are listed, and among them the k-th key is found by one bit after
-       another.
+    1. A block is cut into 2 k groups or more, and the largest magnitude of each is found.
+       At least k entries are at least as large as the k-th of these; about 1.4 k are, if
+       large entries are spread over the block.
+    2. Entries of at least that magnitude are marked by bits. If they are more than 2 k,
+       other keys are tried until there are k to 2 k.
+    3. These candidates are listed, and the k-th largest key among them is found bit by
+       bit.
 
-A key is the bits of a magnitude, see `units.selection.magnitudes`. No key may have k to 2 k
-entries, as in a block of mostly zeros; of equal entries the first are then the candidates.
-A view is a leaf as [matrices, blocks down, height, blocks across, width], which is no copy.
-What is known of blocks has a column for each, those of all views side by side.
+A key is the bits of a magnitude, see `units.selection.magnitudes`. Possibly no key has k to
+2 k entries, as in a block of mostly zeros; of equal entries the first are candidates then.
+A view is a leaf in the shape [matrices, blocks down, height, blocks across, width], which
+is no copy. Arrays about blocks have one column per block, those of all views concatenated.
 """
 
 import math
@@ -36,19 +36,19 @@ from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes
 
 
-_FEW = 1 << 16  # numbers; of fewer all are candidates
-_ZERO_AT = 0  # the turn at which the smallest key is tried where all are candidates
-_HALVED_FROM = 6  # the turn from which on the range is halved
-_DROPPED = 15  # bits of a key that a first guess does without
+_FEW = 1 << 16  # elements; if there are fewer, all are candidates
+_ZERO_AT = 0  # the turn that tries the smallest non-zero key if all are candidates
+_HALVED_FROM = 6  # the turn from which on the range is bisected
+_DROPPED = 15  # the low bits of a key that a first guess ignores
 
 
 def largest(views: Sequence[jax.Array], k: int) -> jax.Array:
-    """The places of the k largest magnitudes of each block, ascending.
+    """Returns the places of the k largest magnitudes of each block, ascending.
 
     Args:
-        views: float32 [matrices, blocks down, height, blocks across, width], the last and
-            the height of the same blocks.
-        k: How many, at most the numbers of a block.
+        views: float32 [matrices, blocks down, height, blocks across, width] each, with
+            equal height and width.
+        k: The number of entries, at most that of the elements of a block.
 
     Returns:
         int32 [blocks of all views, k].
@@ -68,19 +68,19 @@ def largest(views: Sequence[jax.Array], k: int) -> jax.Array:
     slots = _alone(views, lambda: listing.listed(words, 2 * k).T)
     slots = jnp.clip(slots - slots // row * (row - width), 0, length - 1)
     is_one = lax.broadcasted_iota(jnp.int32, slots.shape, 1) < counts[:, None]
-    # Entries that are there have keys from 1 on.
+    # Candidates have keys of at least 1, so that padding, 0, is never preferred to them.
     keys = jnp.where(is_one, _keys_at(views, slots) + 1, 0)
     return _of_candidates(keys.T, slots.T, k).T
 
 
 class _Probes(NamedTuple):
-    """Two keys for each block, between which the wanted key lies; all are [blocks].
+    """Bounds of the wanted key of each block; all arrays are [blocks].
 
     Attributes:
-        low: uint32, a key from which on there are at least k entries.
-        high: uint32, a key from which on there are fewer.
-        entries: int32, how many there are from `low` on.
-        above: int32, how many there are from `high` on.
+        low: uint32, the lower bound: at least k entries have this key or a larger one.
+        high: uint32, the upper bound: fewer than k entries have this key or a larger one.
+        entries: int32, the number of entries with a key of at least `low`.
+        above: int32, the number of entries with a key of at least `high`.
     """
 
     low: jax.Array
@@ -90,7 +90,7 @@ class _Probes(NamedTuple):
 
 
 def _candidates(views, k):
-    """Candidates of each block, k to 2 k, as bits [words, blocks], and how many."""
+    """Marks k to 2 k candidates of each block; returns bits [words, blocks], and counts."""
     height = views[0].shape[2]
     low, high = _guessed(views, k)
     marks = _marked(views, low)
@@ -101,7 +101,7 @@ def _candidates(views, k):
 
 
 def _guessed(views, k):
-    """Keys that at least k entries of each block have, and keys that none has."""
+    """Returns a lower bound of the wanted keys of blocks, and keys above all entries."""
     *_, height, _, width = views[0].shape
     rows = max(1, min(height, height * width // (2 * k)))
 
@@ -110,7 +110,7 @@ def _guessed(views, k):
         if height % rows:
             keys = jnp.pad(keys, [(0, 0), (0, 0), (0, -height % rows), (0, 0), (0, 0)])
         groups = keys.reshape(*keys.shape[:2], -1, rows, *keys.shape[3:])
-        # Half the bits are enough, and read faster.
+        # 16 bits are enough for a guess, and faster to compare.
         return (jnp.max(groups, axis=3) >> _DROPPED).astype(jnp.uint16)
 
     found = _alone(views, lambda: [tops(view) for view in views])
@@ -123,7 +123,7 @@ def _guessed(views, k):
 
 
 def _narrowed(views, k, found):
-    """Candidates where a guess has more than 2 k."""
+    """Marks k to 2 k candidates if the guess has more than 2 k in some block."""
     height = views[0].shape[2]
 
     def pending(state):
@@ -131,7 +131,7 @@ def _narrowed(views, k, found):
 
     def again(state):
         turn, found = state
-        # What is the same at each turn XLA would keep: all keys, as large as the leaves.
+        # Without the barrier XLA hoists the keys, as large as the leaves, out of the loop.
         read = lax.optimization_barrier((turn, list(views)))[1]
         return turn + 1, _probed(read, found, k, turn)
 
@@ -151,12 +151,12 @@ def _narrowed(views, k, found):
 
 
 def _settled(found, k):
-    """Whether `low` has k to 2 k entries, or no key has."""
+    """Flags blocks where k to 2 k entries have keys of at least `low`, or no key fits."""
     return (found.entries <= 2 * k) | (found.high - found.low <= 1)
 
 
 def _probed(views, found, k, turn):
-    """The keys after one more probe of the blocks that need it."""
+    """Probes one more key of the blocks that are not settled; returns the new bounds."""
     key = _next_key(found, math.sqrt(2) * k, turn)
     half = found.low + (found.high - found.low) // 2
     is_between = (key > found.low) & (key < found.high) & (turn < _HALVED_FROM)
@@ -173,19 +173,19 @@ def _probed(views, found, k, turn):
 
 
 def _next_key(found, aim, turn):
-    """The key from which on there may be `aim` entries, by the logarithms of counts."""
+    """Interpolates log counts for a key that about `aim` entries have at least."""
     numbers = (found.entries, found.above)
     more, fewer = (jnp.maximum(x.astype(jnp.float32), 0.5) for x in numbers)
     share = jnp.log(more / aim) / jnp.log(more / fewer)
     span = (found.high - found.low).astype(jnp.float32)
     key = found.low + (jnp.clip(share, 0.1, 0.9) * span).astype(jnp.uint32)
-    # A block may have fewer than k entries that are not zero.
+    # A block may have fewer than k non-zero entries.
     is_blank = (found.low == 0) & (turn == _ZERO_AT)
     return jnp.where(is_blank, jnp.uint32(1), key)
 
 
 def _marked(views, key):
-    """Which entries have at least the key of their block, as `listing.by_blocks`."""
+    """Marks the entries with at least the key of their block, as `listing.by_blocks`."""
 
     def of_views():
         found, start = [], 0
@@ -201,16 +201,16 @@ def _marked(views, key):
 
 
 def _alone(views, function):
-    """What is computed of all entries, before it is turned around.
+    """Computes a function of all entries in kernels of its own, before a transposition.
 
-    XLA:CPU would compute each number where it is moved to, without vectors.
+    Otherwise XLA:CPU would fuse both, and compute in transposed order without vectors.
     """
     count = magnitudes.keys(views[0][0, 0, 0, 0, 0]).astype(jnp.int32)
     return branches.alone(count, function, branches.cond)
 
 
 def _filled(above, equal, k):
-    """The bits of `above`, and the first of `equal` until there are k in each column."""
+    """Adds the first bits of `equal` to those of `above`, up to k bits in each column."""
     there = lax.population_count(equal).astype(jnp.int32)
     missing = k - listing.count(above) - (listing.running(there) - there)
     upto = bits.bit_of_rank(equal, jnp.clip(missing, 1, jnp.maximum(there, 1)) - 1) + 1
@@ -218,7 +218,7 @@ def _filled(above, equal, k):
 
 
 def _keys_at(views, slots):
-    """The keys of entries by their places in blocks, [blocks, slots]."""
+    """Gathers the keys of entries at places [blocks, slots] in their blocks."""
     found, start = [], 0
     for view in views:
         own = lax.slice_in_dim(slots, start, start + _blocks(view))
@@ -229,7 +229,7 @@ def _keys_at(views, slots):
 
 
 def indices_in(shape: Sequence[int], places: jax.Array) -> jax.Array:
-    """The indices in a flat view of places in its blocks, int32 [blocks, places]."""
+    """Converts places in blocks to indices of the flat view, int32 [blocks, places]."""
     _, _, height, across, width = shape
     block = lax.broadcasted_iota(jnp.int32, places.shape, 0)
     row = block // across * height + places // width
@@ -237,7 +237,7 @@ def indices_in(shape: Sequence[int], places: jax.Array) -> jax.Array:
 
 
 def _of_candidates(keys, slots, k):
-    """The slots of the k largest keys of each column; of equal ones the first."""
+    """Returns the slots of the k largest keys of each column; of equal ones the first."""
     least = _kth(keys, k)
     above, equal = keys > least, keys == least
     missing = k - listing.added(above, lambda flags: flags.astype(jnp.int32))
@@ -248,9 +248,9 @@ def _of_candidates(keys, slots, k):
 
 
 def _kth(columns, k):
-    """The k-th largest of each column of uint32 [room, columns]."""
+    """Returns the k-th largest element of each column of uint32 [room, columns]."""
     high = (columns >> 16).astype(jnp.uint16)
-    # Half a key at a time: twice as many are compared at once.
+    # One half of the bits after the other: vectors compare twice as many at once.
     first = _kth_short(high, k)
     above = listing.added(high, lambda x: (x > first).astype(jnp.int32))
     low = jnp.where(high == first, columns.astype(jnp.uint16), 0)
@@ -259,8 +259,8 @@ def _kth(columns, k):
 
 
 def _kth_short(columns, k):
-    """The k-th largest of each column of uint16, one bit after another."""
-    # As wide as a key where it can be: vectors of flags are not narrowed then.
+    """Returns the k-th largest element of each column of uint16, found bit by bit."""
+    # Counts are as wide as keys if possible, so that vectors of flags need no conversion.
     counted = jnp.uint16 if columns.shape[0] < 1 << 16 else jnp.int32
 
     def settle(i, key):
@@ -274,7 +274,7 @@ def _kth_short(columns, k):
 
 
 def _rows(view):
-    """A view as [blocks, numbers of a block]: a copy, where blocks lie side by side."""
+    """Returns a view as [blocks, length], a copy if blocks are side by side."""
     return view.swapaxes(2, 3).reshape(-1, view.shape[2] * view.shape[4])
 
 

@@ -15,7 +15,7 @@ from sparsejax.transforms.feedback import feedback
 from sparsejax.wire.value_codes import code_of
 
 
-_PULLED = 4  # times as many entries come back as a rank sends
+_PULLED = 4  # the default of `pull_k`, as a multiple of k
 
 
 @described
@@ -35,14 +35,14 @@ def chunked_sync(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the k largest entries of each block, in few bits, by messages of one size.
 
-    A matrix is cut into blocks of 64 x 64 numbers, a vector into runs of 64. Every block
-    sends the same number of entries. So the size of a message follows from the shapes: with
-    the defaults 0.16 bits a parameter, 205 times less than float32.
+    A matrix is cut into blocks of 64 x 64 elements, a vector into segments of 64. Every
+    block sends the same number of entries. So the size of a message follows from the
+    shapes: with the defaults 0.16 bits per parameter, 205 times less than float32.
 
-    Up to eight ranks each send their message to all others. More ranks have owners of
-    blocks: an owner is sent its blocks of all messages, sums them, and sends the `pull_k`
-    largest entries of each sum to all. A rank then sends 0.66 bits a parameter at any
-    number of ranks.
+    Up to eight ranks each send their message to all others. Above eight ranks, blocks have
+    owners: an owner receives its blocks of all messages, sums them, and sends the `pull_k`
+    largest entries of each block of the sum to all. A rank then sends 0.66 bits per
+    parameter at any number of ranks.
 
     With e the residual of a rank and g its gradient, in each step
 
@@ -50,54 +50,55 @@ def chunked_sync(
         sent = the k largest entries of each block of e, rounded
         e    = e - sent
 
-    `sparsejax.residuals(state)` shows e. An owner keeps what it does not send of a sum in
-    the same way; that is not among the residuals of ranks. `sparsejax.restore` on other
-    ranks gives it to their owners. A state with owners cannot be restored into one without:
-    set `via` where that may be needed.
+    `sparsejax.residuals(state)` returns e. An owner keeps the part of a sum that it does
+    not send in the same way; this is not among the residuals of ranks. `sparsejax.restore`
+    on another number of ranks moves it to their owners. A state with owners cannot be
+    restored into one without: set `via` if that may be needed.
 
     At a density of 1.6% few ranks send the same entry. A mean over all ranks would then be
-    many times smaller than what each sender sent. So by default an entry is divided by the
-    number of ranks that sent it.
+    many times smaller than the values that were sent. So by default an entry is divided by
+    the number of ranks that sent it.
 
-    `tx.update(grads, state, params, weight=tokens)` weighs ranks, by a number that each has
-    for itself. A rank of weight 0 counts nothing, and keeps all that it has accumulated.
+    `tx.update(grads, state, params, weight=tokens)` weighs ranks, each by its own number. A
+    rank of weight 0 does not contribute, and keeps all that it has accumulated.
 
-    A block with fewer than k non-zero numbers sends zeros, too. In one or two bits these
-    are rounded to the smaller magnitude, and the next exchange takes that back. So a table
-    few of whose rows have a gradient is better sent by `sparsejax.zen_sync`.
+    A block with fewer than k non-zero elements sends zeros, too. In one or two bits these
+    are rounded to the smaller magnitude, and the next exchange corrects that. So a table of
+    which few rows have a gradient is better sent by `sparsejax.zen_sync`.
 
     NaN and infinity count as the largest magnitudes, and are sent. In one or two bits, one
-    such number makes the whole sum of a leaf NaN or infinite: wrap the chain in
-    `sparsejax.skip_nonfinite` where a gradient may have one.
+    such value makes the whole sum of a leaf NaN or infinite: wrap the chain in
+    `sparsejax.skip_nonfinite` if a gradient may have one.
 
     Args:
         axis_name: The mesh axis of the ranks; the only manual one if None.
         k: The number of entries that a whole block sends; smaller sends less.
-        chunk: The numbers in a whole block, the square of its largest side. A side is the
-            largest divisor of the dimension that is no longer than that. A smaller block
+        chunk: The number of elements of a whole block, a square. A side of a block is the
+            largest divisor of its dimension that is at most sqrt(chunk). A smaller block
             sends round(k * its size / chunk) entries, at least one.
         values: How values are sent: "2bit" (the sign and one of two magnitudes),
             "2bit-bins" (SparseLoCo's four bins), "sign", "4bit" (the sign and a power of
             two), "int8", "fp8", "float16", "bfloat16" or "float32".
-        over: What an entry of the sum is divided by: the number of its "senders", or of all
+        over: The divisor of an entry of the sum: the number of its "senders", or of all
             "ranks".
         decay: The share of the residual that is added to the next gradient, in (0, 1];
             SparseLoCo's is 0.95.
-        reduce: "mean", or "sum": that times the number of ranks.
-        clip_to_median: Whether a rank scales what it sends of a leaf so that its norm is at
-            most the median of all ranks. What is clipped stays in its residual. There are
-            no owners then.
-        transform: What the entries of a block are: its numbers if None, or with "dct" its
+        reduce: "mean", or "sum": the mean times the number of ranks.
+        clip_to_median: Whether the entries that a rank sends of a leaf are scaled so that
+            their norm is at most the median of all ranks. The rest stays in the residual.
+            Blocks have no owners then.
+        transform: None: the entries of a block are its elements. "dct": they are its
             cosine coefficients, as in DeMo. These are selected, sent and summed, and the
-            sum is transformed back. Results are the same on all ranks on devices of one
-            kind.
+            sum is transformed back. Results are equal on all ranks if their devices are of
+            one kind.
         via: "all_gather": each rank sends its message to all. "owners": blocks have owners.
             None: owners above eight ranks.
-        pull_k: The number of entries of a whole block of a sum that its owner sends; 4 k if
-            None. Fewer send less, and leave more for later steps.
+        pull_k: The number of entries of a whole block of a sum that its owner sends; 4 k,
+            or chunk if that is less, if None. Smaller sends less, and leaves more for later
+            steps.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
+        An `optax.GradientTransformationExtraArgs`, to be chained before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.chunked_sync(decay=0.95), optax.sgd(0.1))
@@ -128,7 +129,7 @@ def chunked_sync(
 
 
 def _check_block(k: Any, chunk: Any) -> None:
-    """Raises unless a block is a square, and has k entries."""
+    """Raises unless chunk is a square, and k is at most chunk."""
     arguments.check_whole("chunk", chunk, 1)
     side = math.isqrt(chunk)
     if side * side != chunk:
@@ -145,7 +146,7 @@ def _check_block(k: Any, chunk: Any) -> None:
 
 
 def _checked_way(via: Any, pull_k: Any, k: int, chunk: int, clipped: bool) -> int:
-    """How many entries of a block of a sum come back; raises where ways do not fit."""
+    """Returns pull_k, by default a multiple of k; raises if arguments do not fit `via`."""
     if via is not None:
         arguments.check_one_of("via", via, ("all_gather", "owners"))
     if via == "owners" and clipped:

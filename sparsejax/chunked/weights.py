@@ -1,4 +1,4 @@
-"""The weights of ranks: how they travel, and what a rank keeps by its own."""
+"""The weights of ranks: packs them into messages, and computes residuals with them."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from sparsejax.state import tree
 
 
 def with_weight(words: jax.Array, weight: jax.Array | None) -> jax.Array:
-    """Words, and after them the weight of the rank that sends them, if it has one."""
+    """Appends the weight of the sender, if it has one, to words [..., words]."""
     if weight is None:
         return words
     word = lax.bitcast_convert_type(weight, jnp.uint32)
@@ -16,7 +16,7 @@ def with_weight(words: jax.Array, weight: jax.Array | None) -> jax.Array:
 
 
 def split(words: jax.Array, weight: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
-    """The words of all ranks without their weights, and the weights, if any."""
+    """Splits the words of all ranks [ranks, words] from their weights, if any."""
     if weight is None:
         return words, None
     return words[:, :-1], lax.bitcast_convert_type(words[:, -1], jnp.float32)
@@ -25,7 +25,14 @@ def split(words: jax.Array, weight: jax.Array | None) -> tuple[jax.Array, jax.Ar
 def left(
     x: jax.Array, at: jax.Array, values: jax.Array, weight: jax.Array | None
 ) -> jax.Array:
-    """A leaf without what was sent of it; all that is finite where its weight is 0."""
+    """Returns a leaf without the entries that were sent; all finite elements at weight 0.
+
+    Args:
+        x: The leaf.
+        at: int32 [entries], the indices of the entries that were sent.
+        values: float32 [entries], the values that were sent.
+        weight: float32 [], the weight of this rank, or None.
+    """
     flat = x.reshape(-1)
     before = flat.at[at].get(mode="promise_in_bounds")
     after = tree.rounding_error(before, values)
@@ -38,5 +45,5 @@ def left(
 
 
 def kept(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """What a rank keeps where everything is sent: all that is finite if its weight is 0."""
+    """Returns the residual of a dense exchange: the finite elements at weight 0, else 0."""
     return jnp.where((weight == 0) & jnp.isfinite(x), x, 0)

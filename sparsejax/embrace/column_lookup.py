@@ -1,8 +1,8 @@
-"""Lookups of rows in tables that are sharded by columns: one exchange for all of them.
+"""Looks up rows in tables that are sharded by columns, with one exchange for all tables.
 
 On the wire, for all tables of a call together: an all_gather of this rank's distinct ids,
-an all_to_all of columns of the rows that ranks want, and in the backward pass an all_to_all
-of columns of their gradients. With a `capacity`, one pmax of a number before.
+an all_to_all of columns of the rows that ranks read, and in the backward pass an all_to_all
+of columns of their gradients. With a `capacity`, one pmax of a number precedes them.
 """
 
 import dataclasses
@@ -46,32 +46,32 @@ def column_lookup(
     and send nothing for it. All ranks must call it together, like any collective.
 
     Under `sparsejax.value_and_grad` the gradient is `RowGrads` with the rows that any rank
-    has read; ids of different ranks may repeat. Under `jax.grad` it is dense, and a warning
-    says so once.
+    has read; an id that several ranks have read repeats. Under `jax.grad` it is dense, and
+    it warns so once.
 
     Args:
         tables: A `ColumnTable`, or a tree of them, all of one dtype and over one axis.
         ids: Integers of any shape, or a tree of them like the tables. All ranks have ids of
             the same shape.
         mode: For ids out of range, as in `jnp.take`: "fill" (the default), "clip" or
-            "wrap". Such an id affects the rank that has it alone, and has no gradient.
+            "wrap". An id that is filled affects only its own rank, and has no gradient.
         fill_value: The value of "fill"; NaN if None. Ids from -rows to -1 count from the
             end.
         capacity: The number of distinct ids of a table that a rank usually has: one number,
             or a tree of numbers. If those of all ranks fit, that many vectors are sent;
-            otherwise, or without it, as many as there are ids.
-        traffic: Whether to return what was sent, too.
+            otherwise, or if None, as many as there are ids.
+        traffic: Whether to return the traffic, too.
 
     Returns:
         Vectors of the shape `[*ids.shape, dim]`, or a tree of them. With `traffic` a pair
         of these and a `Traffic`: its pull is that of ids and vectors, its push that of
-        gradients, whether or not there is a backward pass, and its scalars are those of
-        `capacity`.
+        gradients, whether or not there is a backward pass, and its scalars are the bytes of
+        the agreement on `capacity`.
 
     Raises:
-        AxisError: The tables' axis is no manual axis here.
-        ArgumentError: Tables of several dtypes or axes, or with fewer columns than ranks.
-        StateError: Columns that were made for another number of ranks.
+        AxisError: The tables' axis is not a manual axis here.
+        ArgumentError: Tables have several dtypes or axes, or fewer columns than ranks.
+        StateError: A table was made for another number of ranks.
 
     Example:
         >>> create = functools.partial(sparsejax.ColumnTable.create, mesh=mesh)
@@ -115,7 +115,7 @@ def column_lookup(
 
 
 class _Read(NamedTuple):
-    """One table, and what this rank reads of it."""
+    """A table, its name for errors, the ids that this rank reads, and the capacity."""
 
     name: str
     table: ColumnTable
@@ -128,7 +128,7 @@ class _Read(NamedTuple):
 
 
 def _reads(tables, ids, capacity):
-    """The tables with their ids, and the structure of their tree."""
+    """Checks tables and ids; returns a `_Read` for each table, and their tree structure."""
     is_table = lambda node: isinstance(node, ColumnTable)
     pairs, structure = jax.tree_util.tree_flatten_with_path(tables, is_leaf=is_table)
     if not pairs or not all(is_table(table) for _, table in pairs):
@@ -171,7 +171,7 @@ def _reads(tables, ids, capacity):
 
 
 def _like_tables(structure, given, wanted):
-    """The leaves of what is given for each table."""
+    """Flattens a tree that has one entry for each table."""
     try:
         return structure.flatten_up_to(given)
     except ValueError as error:
@@ -180,13 +180,13 @@ def _like_tables(structure, given, wanted):
 
 @dataclasses.dataclass(frozen=True)
 class _IdList:
-    """This rank's ids of a table.
+    """The ids that this rank reads of a table.
 
     Attributes:
-        read: The table, and the ids as they are given.
-        merge: Where each of them is among the distinct ones.
-        wanted: int32 [room], the distinct ones, ascending; the height after the last.
-        is_there: Whether each of them is a row; bool of the shape of the ids.
+        read: The table, and the ids as given.
+        merge: The distinct ids, and the position of each id among them.
+        wanted: int32 [room], the distinct ids, ascending, padded with the height.
+        is_there: bool of the shape of the ids, whether each id is in range.
     """
 
     read: _Read
@@ -210,14 +210,14 @@ class _IdList:
             ids = jnp.where(ids < 0, ids + height, ids)
         inside = (ids >= 0) & (ids < height)
         if read.table.weight is not None:
-            # A rank that does not count reads nothing, so that no optimizer updates a row.
+            # A rank of weight 0 reads no rows, so that no optimizer updates a row for it.
             ids = jnp.where(read.table.weight == 0, height, ids)
         merge = merged(ids, height)
         wanted = merge.ids[: min(ids.size, height)]
         return cls(read, merge, wanted, inside.reshape(read.ids.shape))
 
     def _tapped(self, distinct):
-        """The vectors of the distinct ids; if there is a tap, their gradient goes to it."""
+        """Returns the vectors unchanged; if there is a tap, their gradient goes to it."""
         if self.read.table.tap is None:
             return distinct
         rows = lookup(self.read.table.tap, self.wanted, mode="fill", fill_value=0)
@@ -225,13 +225,13 @@ class _IdList:
         return _instead(*as_varying((distinct, rows), types))
 
     def vectors(self, distinct, fill_value):
-        """The vectors of the ids from those of the distinct ones, [room, columns]."""
+        """Returns the vectors of all ids, given those of distinct ids [room, columns]."""
         table, shape = self.read.table, self.read.ids.shape
         distinct = self._tapped(distinct)[:, : table.dim]
         if table.weight is not None:
             distinct = _weighted(distinct, table.weight)
         dtype = distinct.dtype
-        # In wider numbers, in which the gradients of equal ids are added up.
+        # In a wider dtype, in which the gradients of equal ids are summed.
         types = varying_axes(distinct) | varying_axes(self.merge.places)
         wider = as_varying((distinct.astype(wide(dtype)), self.merge.places), types)
         found = _repeated(*wider).astype(dtype).reshape(*shape, table.dim)
@@ -240,20 +240,20 @@ class _IdList:
 
 
 def _signed(ids, height, mode):
-    """Ids of a signed dtype that holds every number of a row."""
+    """Casts ids to a signed dtype of at least 32 bits, which can represent every row."""
     dtype = jnp.iinfo(ids.dtype)
     if dtype.bits < 32:
         return ids.astype(jnp.int32)
     if dtype.min < 0:
         return ids
-    largest = ids.dtype.type(2**31 - 1)  # no row: a table has fewer
+    largest = ids.dtype.type(2**31 - 1)  # out of range: tables have fewer rows
     ids = ids % ids.dtype.type(height) if mode == "wrap" else jnp.minimum(ids, largest)
     return ids.astype(jnp.int32)
 
 
 @jax.custom_jvp
 def _instead(x, y):
-    """x, whose gradient goes to y."""
+    """Returns x; its gradient goes to y instead."""
     del y
     return x
 
@@ -263,7 +263,7 @@ _instead.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
 
 @jax.custom_vjp
 def _repeated(rows, places):
-    """rows[places], with zeros where there is no such row; gradients are ordered sums."""
+    """Returns rows[places], 0 for places out of range; its gradients are ordered sums."""
     return rows.at[places].get(mode="fill", fill_value=0)
 
 
@@ -282,7 +282,7 @@ _repeated.defvjp(_repeated_fwd, _repeated_bwd)
 
 @jax.custom_vjp
 def _weighted(x, weight):
-    """x, whose gradient counts by a factor."""
+    """Returns x; its gradient is multiplied by the weight."""
     del weight
     return x
 
@@ -299,7 +299,7 @@ _weighted.defvjp(_weighted_fwd, _weighted_bwd)
 
 
 def _traffic(wire, lists, wanted, sent):
-    """The bytes that one rank sends for lookups, as if there were a backward pass."""
+    """Returns the traffic of a lookup, including that of a backward pass."""
     agreed, of_ids, of_rows = (jnp.float32(x) for x in sent)
     reads, n = [x.read for x in lists], wire.ranks
     dtype = reads[0].table.value.dtype

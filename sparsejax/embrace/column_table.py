@@ -1,4 +1,4 @@
-"""A table of which each rank holds some columns."""
+"""A table that is sharded by columns over the ranks."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from sparsejax.state.sharded import Sharded
 from sparsejax.wire.collectives import Wire
 
 
-# As that of flax.linen.Embed: rows of about length 1.
+# The initializer of flax.linen.Embed: rows of about length 1.
 DEFAULT_INIT = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
 
 
@@ -27,14 +27,14 @@ DEFAULT_INIT = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unsent:
-    """The gradient of a table as whole rows, each of this rank's loss alone.
+    """The gradient of this rank's loss by rows of all columns, not yet sent.
 
     Attributes:
-        ids: int32 [n, room], the rows that each rank has read, the same on all ranks; what
-            is no row of the table marks a place without one.
-        rows: [room, columns], the gradients of this rank's, columns of all ranks one after
-            another.
-        shape: Of this rank's columns.
+        ids: int32 [n, room], the ids that each rank has read, equal on all ranks; an id out
+            of range is padding.
+        rows: [room, columns], the gradients of this rank's rows, with the columns of all
+            ranks one after another.
+        shape: The shape of this rank's columns.
     """
 
     ids: jax.Array
@@ -51,33 +51,33 @@ class Unsent:
 class ColumnTable(Sharded):
     """A table [rows, dim] that is sharded by columns over the ranks.
 
-    It is a parameter of a model, and a node in a tree of parameters, with one array in it.
-    Gradients of the tree and states of optimizers have such nodes in the same places. So
-    all of this library knows what is sharded: `sparsejax.state_specs(params)` returns the
-    specs for `shard_map`, `sparsejax.data_parallel` needs none, and synchronizations send
-    nothing for it.
+    It is a parameter of a model: a node with one array in the tree of parameters. Gradients
+    of the tree and states of optimizers have such nodes in the same places. They mark what
+    is sharded: `sparsejax.state_specs(params)` returns the specs for `shard_map`,
+    `sparsejax.data_parallel` needs none, and synchronizations send nothing for it.
 
-    Where dim is no multiple of the number of ranks, the array ends in a few columns of
-    zeros, which have no gradient. Otherwise a table does not depend on the ranks:
+    If dim is not a multiple of the number of ranks, the array is padded with columns of
+    zeros, which have no gradient. Apart from that a table does not depend on the ranks:
     `ColumnTable.of(table.whole(), mesh, axis_name)` is the table on another mesh.
 
-    `sparsejax.column_lookup(..., traffic=True)` returns what is sent for it. `explain` and
+    `sparsejax.column_lookup(..., traffic=True)` returns its traffic. `explain` and
     `metrics` are about synchronizations, and do not list it.
 
-    The optimizer must treat each number separately, as SGD, Adam and Adagrad do, with or
+    The optimizer must treat each element separately, as SGD, Adam and Adagrad do, with or
     without `sparsejax.lazy`. One that keeps a number for each row, such as
-    `sparsejax.rows.rowwise_adagrad`, or takes a norm, would be given some of the columns
-    only.
+    `sparsejax.rows.rowwise_adagrad`, or computes a norm, would use only the columns of one
+    rank.
 
     Attributes:
         value: [rows, columns], the columns of all ranks one after another; inside
             `shard_map` those of this rank.
         dim: The number of columns of the table, without padding.
-        axis_name: The mesh axis of the ranks, or axes.
-        weight: Inside a loss: the factor of this rank's gradient; None is 1. A rank of
-            weight 0 reads no rows, and gets zeros.
-        tap: Inside a loss whose gradient stays on the ranks: what the gradient is taken of
-            in place of the columns; see `sparsejax.embrace.vertical`.
+        axis_name: The mesh axis of the ranks, or a tuple of axes.
+        weight: Inside a loss: float32 [], the factor of this rank's gradient; None for 1. A
+            rank of weight 0 reads no rows, and gets zeros.
+        tap: Inside a loss whose gradient stays on the ranks: the array of whole rows with
+            respect to which it is differentiated in place of the columns; see
+            `sparsejax.embrace.vertical`.
 
     Example:
         >>> users = sparsejax.ColumnTable.create(jax.random.key(0), 10_000, 64, mesh)
@@ -177,8 +177,8 @@ class ColumnTable(Sharded):
     def whole(self) -> jax.Array:
         """Returns the table [rows, dim], outside of `shard_map`.
 
-        It stays sharded by columns where dim is a multiple of the number of ranks.
-        Otherwise each device gets all of it.
+        It stays sharded by columns if dim is a multiple of the number of ranks. Otherwise
+        it is replicated.
         """
         if np.shape(self.value)[1] == self.dim:
             return self.value
@@ -192,7 +192,7 @@ class ColumnTable(Sharded):
 
         def one(x):
             shape = np.shape(x)
-            # Outside the number of ranks is not known: columns may fill up for any.
+            # Outside of shard_map the number of ranks is unknown: any padding is accepted.
             fits = len(shape) == 2 and (
                 shape[1] == width(self.dim, ranks) if is_inside else shape[1] >= self.dim
             )
@@ -208,21 +208,21 @@ class ColumnTable(Sharded):
                     "such as optax.adagrad or optax.adam: optax.partition gives others to "
                     "other leaves."
                 )
-            return PartitionSpec()  # numbers of steps, the same on all ranks
+            return PartitionSpec()  # numbers of steps, replicated
 
         return jax.tree.map(one, self)
 
     @property
     def is_sent(self) -> bool:
-        """Whether each rank has been sent its part, if this is a gradient."""
+        """Whether this gradient was already sent to the ranks that hold the columns."""
         return not isinstance(self.value, Unsent)
 
     def with_weight(self, weight: jax.Array) -> "ColumnTable":
-        """Returns the table with a factor on this rank's gradient; with 0 it has none."""
+        """Returns the table with a factor of this rank's gradient; 0 excludes the rank."""
         return dataclasses.replace(self, weight=weight)
 
     def columns_on(self, ranks: int, name: str) -> jax.Array:
-        """Returns this rank's columns inside `shard_map`; raises where there are others.
+        """Returns this rank's columns inside `shard_map`; raises if their number is wrong.
 
         Args:
             ranks: The number of ranks.
@@ -246,7 +246,7 @@ class ColumnTable(Sharded):
         )
 
     def check_ranks(self, path: str, ranks: int) -> None:
-        """Raises where the table cannot be sharded over that many ranks.
+        """Raises if the table cannot be sharded over a number of ranks.
 
         Args:
             path: The table's path, for the message.
@@ -270,7 +270,7 @@ class ColumnTable(Sharded):
         return jax.tree.map(one, self)
 
     def fitted(self, x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """Returns an array of the table's state, cut or padded for other ranks.
+        """Returns an array of the table's state, with the padding for other ranks.
 
         Args:
             x: [rows, columns], the columns of all ranks.
@@ -285,7 +285,7 @@ class ColumnTable(Sharded):
 
 
 def width(dim: int, ranks: int) -> int:
-    """How many columns a rank holds, those that fill up included."""
+    """Returns the number of columns that a rank holds, including padding."""
     return -(-dim // ranks)
 
 

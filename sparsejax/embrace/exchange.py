@@ -1,10 +1,11 @@
-"""Lists of several tables in one message: ids to all ranks, or columns to their readers.
+"""Sends lists of several tables in one message: ids to all ranks, or columns to readers.
 
-A list has room for all that it may have to hold, and holds less as a rule, so lists are cut
-to one of a few lengths each: a message has one of a few sizes, on which all ranks agree.
+A list has the capacity for the most entries that are possible, and usually holds fewer. So
+lists are cut to one of a few lengths: a message has one of a few sizes, on which all ranks
+agree.
 
 On the wire: an all_gather of ids, or an all_to_all of columns, of all tables whatever their
-dtypes. Where there are several sizes, one pmax of a number first.
+dtypes. If there are several sizes, these are preceded by one pmax of a number.
 """
 
 import dataclasses
@@ -27,12 +28,12 @@ from sparsejax.wire.sizes import Sizes
 
 @dataclasses.dataclass(frozen=True)
 class TableLists:
-    """How lists of several tables travel together.
+    """The format of messages of lists of several tables.
 
     Attributes:
-        wire: The ranks.
-        lengths: Of each size, how long the list of each table is, ascending; the last are
-            their rooms.
+        wire: The wire.
+        lengths: For each size of a message, ascending, the length of the list of each
+            table. Those of the last size are the capacities of the lists.
     """
 
     wire: Wire
@@ -40,21 +41,21 @@ class TableLists:
 
     @classmethod
     def of(cls, wire: Wire, *lengths: Sequence[int]) -> "TableLists":
-        """Those of the sizes that differ; the last alone where there is nobody to tell."""
+        """Makes the format from distinct lengths by size; one rank needs only the last."""
         different = list(dict.fromkeys(map(tuple, lengths)))
         return cls(wire, different[-1:] if wire.ranks == 1 else different)
 
     def number(self, found: Sequence[jax.Array]) -> jax.Array:
-        """The number of the smallest size that holds this many entries of each table."""
+        """Returns the number of the smallest size that holds `found` entries by table."""
         sizes = map(Sizes, zip(*self.lengths, strict=True))
         pairs = zip(sizes, self.wire.per_rank(found), strict=True)
         return jnp.max(jnp.stack([each.number(count) for each, count in pairs]))
 
     def agreed(self, found: Sequence[jax.Array]) -> tuple[Any, float]:
-        """`number` for the rank that has most, and the bytes for it.
+        """Returns the largest `number` of all ranks, and the bytes sent to agree on it.
 
         Args:
-            found: int32, how many entries of each table this rank has.
+            found: int32 [], for each table the number of entries that this rank has.
         """
         if len(self.lengths) == 1:
             return 0, 0.0
@@ -63,31 +64,32 @@ class TableLists:
     def gathered(
         self, ids: Sequence[jax.Array], number: Any
     ) -> tuple[list[jax.Array], jax.Array]:
-        """The ids that all ranks want of each table, [n, room], and the bytes sent.
+        """Gathers the ids of all ranks, [n, room] by table; also returns the bytes sent.
 
         Args:
-            ids: int32 [room] of each table.
-            number: That of a size, equal on all ranks.
+            ids: int32 [room] for each table.
+            number: The number of a size, equal on all ranks.
         """
         lists = [x[None] for x in ids]
-        # What stands past the end of a shorter list is a row of no table.
+        # Shorter lists are padded with an id that is out of range for all tables.
         return self.sent(pull(self.wire), lists, number, fill=2**31 - 1)
 
     def exchanged(
         self, columns: Sequence[jax.Array], number: Any
     ) -> tuple[list[jax.Array], jax.Array]:
-        """From columns of the rows that each rank wants to whole vectors.
+        """Exchanges columns of the rows that each rank reads for whole vectors.
 
         Args:
-            columns: [n, room, columns] of each table.
-            number: That of a size, equal on all ranks.
+            columns: [n, room, columns] for each table.
+            number: The number of a size, equal on all ranks.
 
         Returns:
-            [room, n * columns] of each table, for this rank's ids, and the bytes sent.
+            [room, n * columns] for each table, the vectors of this rank's ids, and the
+            bytes sent.
         """
         channel = push(self.wire)
 
-        # Bits have no gradient: that of what is received goes back as it came.
+        # Bit casts have no gradient: that of received columns returns by the same exchange.
         @jax.custom_vjp
         def exchange(number, *columns):
             return self.sent(channel, columns, number)
@@ -104,22 +106,22 @@ class TableLists:
     def sent(
         self, channel: Channel, lists: Sequence[jax.Array], number: Any, fill: int = 0
     ) -> tuple[list[jax.Array], jax.Array]:
-        """Sends the beginnings of lists.
+        """Sends the heads of lists.
 
         Args:
-            channel: Where messages go.
-            lists: [messages, room, ...] of each table, of any dtypes.
-            number: That of a size, equal on all ranks.
-            fill: What stands past the end of a shorter list.
+            channel: The channel that sends the messages.
+            lists: [messages, room, ...] for each table, of any dtypes.
+            number: The number of a size, equal on all ranks.
+            fill: The padding of lists that are received with a shorter length.
 
         Returns:
-            [sources, room, ...] of each table, and the bytes sent.
+            [sources, room, ...] for each table, and the bytes sent.
         """
         if not any(self.lengths[-1]):
             of_all = [jnp.repeat(x[:1], channel.sources, axis=0) for x in lists]
             return [channel.received(x) for x in of_all], jnp.float32(0)
-        # Each size cuts for itself: a message of all that there is room for, of which
-        # `send_heads` takes the beginning, would cost more than what is sent.
+        # Each size packs its own message: to pack a message of the full capacity, of which
+        # `send_heads` sends the head, would cost more than sending it.
         senders = [_sender(channel, lengths, fill) for lengths in self.lengths]
         received = lax.switch(number, senders, *lists)
         rows = [math.prod(x.shape[2:]) * x.dtype.itemsize for x in lists]
@@ -132,7 +134,7 @@ class TableLists:
 
 
 def _sender(channel: Channel, lengths: Sequence[int], fill: int) -> Callable[..., Any]:
-    """A branch that sends this many of each list, as one uint32 [messages, words]."""
+    """Makes the branch that sends these lengths of lists, as uint32 [messages, words]."""
 
     def send(*lists):
         cut = [x[:, :k] for x, k in zip(lists, lengths, strict=True)]

@@ -1,6 +1,6 @@
 """A lookup in a table that is sharded by columns, as a module of flax.linen.
 
-A module of linen gives its class's name to the paths of its parameters, "ColumnEmbed_0".
+linen uses the class name of a module in paths of parameters: "ColumnEmbed_0".
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from sparsejax.placement import specs
 
 
 class ColumnEmbed(nn.Module):
-    """`flax.linen.Embed` with a `ColumnTable` as its parameter, "embedding".
+    """A `flax.linen.Embed` whose parameter, "embedding", is a `ColumnTable`.
 
-    `init` runs outside of `shard_map`, and makes each device's columns on it; the vectors
-    that it returns are zeros. `apply` runs inside `shard_map`.
+    `init` runs outside of `shard_map`, and makes each device's columns on it; it returns
+    vectors of zeros. `apply` runs inside `shard_map`.
 
     Attributes:
         num_embeddings: The number of rows.
@@ -66,7 +66,7 @@ class ColumnEmbed(nn.Module):
             )
             if not is_inside:
                 return make(key)
-            # linen asks for the shape of what it has, which is this rank's part.
+            # linen compares shapes with those of the given parameter: this rank's columns.
             ranks = specs.ranks_of(self.mesh, axis_name)
             shape = (self.num_embeddings, width(self.features, ranks))
             return ColumnTable(jnp.zeros(shape, self.param_dtype), self.features, axis_name)

@@ -1,8 +1,8 @@
 """A lookup in a table that is sharded by columns, as a module of flax.nnx.
 
-`Embed` and `Optimizer` are named as those of flax.nnx that they replace in a model.
-`nnx.Optimizer` splits what an optimizer keeps into its arrays, and would lose which of
-them are sharded: the `Optimizer` here keeps it as it is, and takes `RowGrads`, too.
+`Embed` and `Optimizer` have the names of those of flax.nnx that they replace in a model.
+`nnx.Optimizer` splits the state of an optimizer into arrays, and would not know which of
+them are sharded: the `Optimizer` here keeps the nodes, and accepts `RowGrads`, too.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from sparsejax.rows.apply import apply_updates
 
 
 class Embed(nnx.Module):
-    """`flax.nnx.Embed` with a `ColumnTable` as its parameter, `embedding`.
+    """A `flax.nnx.Embed` whose parameter, `embedding`, is a `ColumnTable`.
 
     It is made outside of `shard_map`, with each device's columns on it. It is called
-    inside, where `nnx.merge` has put this rank's columns into it.
+    inside, where `nnx.merge` makes it with this rank's columns.
 
     Args:
         num_embeddings: The number of rows.
@@ -72,9 +72,9 @@ class Embed(nnx.Module):
 
 
 class Optimizer(nnx.Optimizer):
-    """`nnx.Optimizer` for models with an `Embed`, or with gradients by rows.
+    """An `nnx.Optimizer` for models with an `Embed`, or with gradients by rows.
 
-    It is made and called as `nnx.Optimizer` is. `sparsejax.bind` makes its state.
+    It is made and called like `nnx.Optimizer`. `sparsejax.bind` makes its state.
 
     Args:
         model: The model.

@@ -1,23 +1,23 @@
 """Gradients of tables by the rows that a loss reads, for unchanged losses.
 
-`value_and_grad` traces the loss once and interprets its program twice, by
+`value_and_grad` traces the loss once and interprets its program twice, with
 `sparsejax.tracing`: `reading` finds the leaves that are read by rows only, and where;
-`replay` runs it again and adds a zero to what each of these lookups returns, while the
-tables themselves are constants. The gradients with respect to the zeros are the rows. A
-gradient of the table's size is nowhere.
+`replay` runs the program and adds a zero to the result of each of these lookups, while the
+tables themselves are constants. The gradients with respect to the zeros are the rows. No
+gradient of the table's size is ever made.
 
-* `lookup`: a lookup that says that it is one.
-* `reads`: which equations read whole rows, and which rows.
-* `reading`: the plan. An operation that it does not support makes a leaf's gradient dense,
-  as `jax.grad` has it.
-* `replay`: the program by that plan.
-* `tiles`: long lists of rows, some of them at a time.
-* `capacity`: shorter lists where they fit.
-* `striped`: rows stored so that shards of a table are read evenly.
+* `lookup`: a lookup that is marked as one in the program.
+* `reads`: finds the equations that read whole rows, and the ids of these rows.
+* `reading`: makes the plan. An operation that it does not support makes the gradient of a
+  leaf dense, as with `jax.grad`.
+* `replay`: runs the program by that plan.
+* `tiles`: works on long lists of rows tile by tile.
+* `capacity`: takes a step with shorter lists of rows where they fit.
+* `striped`: a storage order of rows, in which shards of a table are read evenly.
 
-`updates` has what comes after: optimizers that update only the rows that have a gradient.
-`adagrad` is one with one number a row. `apply` adds rows to tables in place, so that a
-whole step costs what it touches.
+`updates` contains optimizers that update only the rows that have a gradient. `adagrad` is
+one that keeps one number per row. `apply` adds rows to tables in place, so that the cost
+of a whole step is that of the rows it touches.
 """
 
 from sparsejax.rows.adagrad import rowwise_adagrad as rowwise_adagrad

@@ -1,4 +1,4 @@
-"""Adagrad with one accumulator a row, as recommenders train their tables."""
+"""Adagrad with one accumulator per row, as recommender models train their tables."""
 
 from typing import Any, NamedTuple
 
@@ -15,8 +15,8 @@ class RowwiseState(NamedTuple):
     """State of `rowwise_adagrad`.
 
     Attributes:
-        accumulators: Of each parameter, [height]: what its rows have summed up; of one of
-            a single axis or none, an array like it.
+        accumulators: A tree like the parameters. For a table, [height]: the sum of mean
+            squares of each row; for a vector or a scalar, an array of its shape.
     """
 
     accumulators: Any
@@ -70,7 +70,7 @@ def _scale_by_rows(eps, initial_accumulator):
 
         def scaled(g, a):
             root = (jnp.sqrt(a) + eps).reshape(a.shape + (1,) * (g.ndim - a.ndim))
-            # Of a row that never had a gradient the root may be zero, as its gradient is.
+            # With eps 0 the root of a row whose gradients were all zero is zero.
             return jnp.where(root > 0, g / jnp.where(root > 0, root, 1), 0).astype(g.dtype)
 
         sums = jax.tree.map(summed, updates, state.accumulators)

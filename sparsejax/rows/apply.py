@@ -1,4 +1,4 @@
-"""Adding updates to parameters, and writing rows, both in place."""
+"""Adds updates to parameters and writes rows into arrays, both in place."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from sparsejax.units.row_grads import is_row_grads
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
-    """`optax.apply_updates` where some updates are `RowGrads`.
+    """Applies updates, as `optax.apply_updates` does, of which some may be `RowGrads`.
 
-    Rows are added to those of the table, rows of equal ids one after another. Inside
-    `jax.jit` with donated parameters, nothing of the table's size is allocated, read or
-    written.
+    Rows are added to those of the table; rows with equal ids are added one after another.
+    Inside `jax.jit` with donated parameters, no array of the table's size is allocated,
+    read or written.
 
     Args:
         params: The parameters.
@@ -26,8 +26,8 @@ def apply_updates(params: Any, updates: Any) -> Any:
         The parameters with the updates added to them, in their own dtypes.
 
     Raises:
-        ArgumentError: Something has computed with the ids of rows, as `optax.scale` after
-            `sparsejax.lazy` does, or they are rows of another table.
+        ArgumentError: A transformation has computed with the ids of rows, as `optax.scale`
+            after `sparsejax.lazy` does, or they are rows of another table.
 
     Example:
         >>> rows = sparsejax.RowGrads(jnp.array([1]), jnp.ones((1, 2)), shape=(3, 2))
@@ -48,12 +48,13 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
 
 def written(whole: jax.Array, ids: jax.Array, rows: jax.Array) -> jax.Array:
-    """The array with rows in their places.
+    """Returns an array with some of its rows overwritten.
 
     Args:
-        whole: [height, ...].
-        ids: int32 [n], distinct and ascending, but for those after the last row.
-        rows: [n, ...].
+        whole: [height, ...], the array.
+        ids: int32 [n], distinct and ascending, except for padding: ids of at least the
+            height, whose rows are dropped.
+        rows: [n, ...], the rows to write.
     """
     height, n = whole.shape[0], ids.shape[0]
     distinct = height + n < 2**31
@@ -68,10 +69,11 @@ def written(whole: jax.Array, ids: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def after(x: jax.Array, rows: jax.Array) -> jax.Array:
-    """An array of integers, for XLA one that depends on rows too.
+    """Returns an array of integers unchanged, with a data dependency on `rows`.
 
-    The update of rows depends on all that the step has read of the state, in the loss too.
-    What is written later than that overwrites the old array; else XLA would copy it first.
+    The update of rows depends on all reads of the state in the step, those of the loss
+    included. A write at numbers that depend on the update follows those reads, and is done
+    in place; without the dependency XLA would copy the array first.
     """
     flag = jnp.signbit(rows.reshape(rows.shape[0], -1)[:, 0]).astype(x.dtype)
     return x + jnp.minimum(flag, 0)

@@ -1,12 +1,13 @@
-"""Shorter lists of rows for what follows a gradient, and the fallback where they are full.
+"""Takes a step with shorter lists of rows, or with the unchanged ones if they do not fit.
 
-A batch has a list of all the ids that it reads, and all that comes after, messages, sums
-and their updates, has room for as many rows from each rank. Where ids repeat, as those of
-clicks and words do, most of that is empty. With a capacity the rows are merged into a list
-of that length first, if those of every rank fit; if not, the step is taken with the lists
-unchanged. Both are compiled, and one of them runs: no row is left out.
+A gradient by rows lists every id that the batch reads, with repeats, and all buffers
+downstream (messages, sums, updates) have the capacity for as many rows from each rank.
+Where ids repeat, as those of clicks and words do, most of that is padding. With a capacity
+the rows are first merged into a list of that length, if those of every rank fit; if not,
+the step is taken with the lists unchanged. Both are compiled, and one of them runs: no row
+is left out.
 
-On the wire: one pmax of a number, by how many rows the fullest list is over its capacity.
+On the wire: one pmax of a number, the most rows by which a list exceeds its capacity.
 """
 
 import re
@@ -48,9 +49,9 @@ def within_capacity(
         grads: Gradients, with `RowGrads` among them.
         *carry: The carry: the parameters, and the optimizer's state.
         capacity: The number of distinct rows of a table that a rank usually lists in a
-            step: one number for all tables, or numbers by regular expressions searched in
-            the paths, of which the first that matches counts. Lists that are not longer,
-            and those of tables that none matches, are unchanged.
+            step: one number for all tables, or a mapping from regular expressions, which
+            are searched in the paths, to numbers; the first match counts. Lists that are
+            not longer than this, and those of tables without a match, are unchanged.
         axis_name: The mesh axis of the ranks; all manual ones if None.
 
     Returns:
@@ -74,7 +75,8 @@ def within_capacity(
     over = [merges[at].found - room for at, room in rooms.items()]
     fits = _most(over, axis_name) <= 0
     single = len(carry) == 1
-    # Loops of one turn or of none: XLA copies what a branch writes in place.
+    # Loops of one turn or none instead of a cond, where XLA copies arrays that a branch
+    # writes in place.
     times = fits.astype(jnp.int32)
 
     def turn(shorter):
@@ -96,14 +98,15 @@ def within_capacity(
 
 
 def check_capacity(capacity: Any, name: str = "capacity") -> Mapping[str, int]:
-    """Returns a capacity by patterns of paths, and raises where it is none.
+    """Returns a capacity as a mapping from patterns to numbers; raises if it is invalid.
 
     Args:
-        capacity: A number, or numbers by regular expressions searched in the paths.
-        name: The argument, for the message.
+        capacity: A number, or a mapping from regular expressions, which are searched in
+            the paths, to numbers.
+        name: The name of the argument, for the message.
 
     Returns:
-        The numbers by regular expression.
+        The mapping from regular expressions to numbers.
 
     Example:
         >>> sparsejax.rows.check_capacity({"users": 60_000})
@@ -118,7 +121,7 @@ def check_capacity(capacity: Any, name: str = "capacity") -> Mapping[str, int]:
 
 
 def _rooms(paths, leaves, capacity):
-    """The capacities for the rows of leaves, by their numbers."""
+    """Returns the capacities of the lists to shorten, by the numbers of the leaves."""
     by_pattern = check_capacity(capacity)
     tables = [at for at, leaf in enumerate(leaves) if is_row_grads(leaf)]
     listed = ", ".join(repr(paths[at]) for at in tables)
@@ -145,7 +148,7 @@ def _rooms(paths, leaves, capacity):
 
 
 def _most(numbers, axis_name):
-    """The largest of some numbers on any rank, the same on all."""
+    """Returns the maximum of some numbers over all ranks, equal on all of them."""
     names = axes.manual_axes() if axis_name is None else axes.axis_names(axis_name)
     numbers = as_varying(numbers, frozenset().union(*map(varying_axes, numbers)))
     most = jnp.max(jnp.stack(numbers))
@@ -153,10 +156,10 @@ def _most(numbers, axis_name):
 
 
 def _held(number: jax.Array, arrays: Any) -> Any:
-    """Arrays that XLA takes for others in each turn.
+    """Returns arrays unchanged, from a barrier that depends on the turn.
 
-    What depends on them stays inside the loop; else XLA would compute what it can of the
-    longer lists in front of it, and at each step.
+    Computations on them stay inside the loop. Otherwise XLA would hoist those on the longer
+    lists out of it, and run them in every step.
     """
     arrays, _ = lax.optimization_barrier((arrays, number))
     return arrays
@@ -167,11 +170,11 @@ def _own(grads: RowGrads) -> RowGrads:
 
 
 def _short(grads: RowGrads, merge: Merge, room: int) -> RowGrads:
-    """Rows merged into a list of that length; there must not be more."""
+    """Merges rows into a list of length `room`, which must be enough for them."""
     merge = merge._replace(ids=merge.ids[:room])
     return RowGrads.marked(merge.ids, merge.sums(grads.rows), grads.shape)
 
 
 def _typed_as(old, new):
-    """The arrays that a turn returns, varying over the axes of those that it was given."""
+    """Casts the result of a turn to vary over the mesh axes of the carry."""
     return as_varying(new, varying_axes(old))

@@ -1,8 +1,8 @@
-"""A lookup of rows that says that it is one, and is refused where it would be none.
+"""A lookup of rows that is marked as one, and raises where its gradient would be dense.
 
-It puts a marker into the program, an identity of the table that compiles to nothing.
-`value_and_grad` finds it in the program that it traces; where something else
-differentiates, the marker's own rule says that the gradient is dense.
+The marker is a primitive in the program: an identity of the table that compiles to
+nothing. `value_and_grad` finds it in the program that it traces. If other code
+differentiates the program, the marker's JVP rule warns that the gradient is dense.
 """
 
 import warnings
@@ -22,10 +22,10 @@ def lookup(
 ) -> jax.Array:
     """Returns rows of a table, as `jnp.take(table, ids, axis=0)` does.
 
-    Models do not need it: under `sparsejax.value_and_grad` all lookups of a table make its
-    gradient `RowGrads`. This one states it. Then the gradient always has the rows that were
-    read, and any other use of the table, which would make it dense, is an error that names
-    the use. Elsewhere it is `jnp.take`, whose gradient is dense; a warning says so once.
+    Models do not need it: under `sparsejax.value_and_grad` any lookup can give a table
+    `RowGrads`. This one demands them. The gradient then always has the rows that were
+    read, and any other use of the table, which would make it dense, raises an error that
+    names the use. Elsewhere it is `jnp.take`, whose gradient is dense; it warns so once.
 
     Args:
         table: [height, ...], of at least two axes.
@@ -37,7 +37,7 @@ def lookup(
         The rows, of the shape `[*ids.shape, *table.shape[1:]]`.
 
     Raises:
-        ArgumentError: ids are no integers, or the table has fewer than two axes.
+        ArgumentError: ids are not integers, or the table has fewer than two axes.
 
     Example:
         >>> table = jnp.arange(6.0).reshape(3, 2)
@@ -64,14 +64,14 @@ def lookup(
 
 
 def is_marker(eqn: Any) -> bool:
-    """Whether an equation marks the table of a lookup."""
+    """Returns whether an equation marks the table of a lookup."""
     return eqn.primitive is _marker
 
 
 _marker = Primitive("sparsejax_lookup")
 _said: set[str] = set()
 
-# The line of a lookup is the one that calls it.
+# JAX attributes a lookup to the line of the model that calls it, not to this file.
 source_info_util.register_exclusion(__file__)
 
 

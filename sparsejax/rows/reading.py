@@ -1,8 +1,9 @@
-"""Which leaves a program reads by rows only, and where: a plan, which `replay` follows.
+"""Finds the leaves that a program reads by rows only, and where: a plan for `replay`.
 
-Follows leaves through the program, into what is jitted, scanned, rematerialized and chosen.
-An equation that uses a leaf otherwise makes its gradient dense, if a gradient can flow
-through it to the loss at all: what metrics and negatives see of a table costs nothing.
+Leaves are followed through the program, into the bodies of `jit`, `scan`, `remat` and
+`cond`. An equation that uses a leaf otherwise makes its gradient dense, but only if a
+gradient can flow through it to the loss: metrics, and negatives after `stop_gradient`, may
+use a table in any way.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from sparsejax.tracing.programs import CallKind
 
 
 class TableOperation(enum.Enum):
-    """What an equation does with a table, but for reading it and running a program."""
+    """An operation on a table that neither reads rows of it nor runs a program."""
 
     SAME = "returns it"
     CAST = "changes its type"
@@ -32,14 +33,14 @@ class TableOperation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Inner:
-    """The programs inside an equation, read.
+    """The plans of the programs inside an equation.
 
     Attributes:
-        kind: What the equation does with them.
-        plans: Theirs.
-        sites: What they read, over all turns.
-        tables: Which of the programs' inputs are tables there; others that are tables
-            outside are used whole, without a gradient.
+        kind: How the equation runs the programs.
+        plans: The plan of each program.
+        sites: The sites of all programs; inside a scan, with an axis for the turns.
+        tables: For each input of the programs, whether it is a table inside. A table
+            outside that is none inside is used whole, without a gradient.
     """
 
     kind: CallKind
@@ -50,17 +51,17 @@ class Inner:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayPlan:
-    """What to do with those equations of a program that have a table among their inputs.
+    """The plan of a program: a step for each equation that has tables among its inputs.
 
     Attributes:
-        steps: By the number of the equation.
+        steps: The steps, by the number of the equation.
     """
 
     steps: Mapping[int, Site | Inner | TableOperation]
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The places that read rows, in the order of the program."""
+        """The sites that read rows, in the order of the program."""
         found: list[Site] = []
         for _, step in sorted(self.steps.items(), key=lambda item: item[0]):
             if isinstance(step, Site):
@@ -72,11 +73,12 @@ class ReplayPlan:
 
 @dataclasses.dataclass(frozen=True)
 class ReadAnalysis:
-    """What was found.
+    """The result of `read`.
 
     Attributes:
-        plan: Reads the leaves that are read by rows only.
-        spoiled: The place of the first dense use of each leaf that is read by rows as well.
+        plan: The plan for the leaves that are read by rows only.
+        spoiled: For each leaf that is read by rows and used densely as well, the place of
+            its first dense use.
         marked: The place of the first `lookup` of each leaf that has one.
     """
 
@@ -86,12 +88,12 @@ class ReadAnalysis:
 
 
 def read(program: Any, leaves: Mapping[int, Any], wanted: Sequence[bool]) -> ReadAnalysis:
-    """Reads a program.
+    """Finds the leaves that a program reads by rows only, and makes a plan for them.
 
     Args:
-        program: A program whose first inputs are the leaves of the parameters.
-        leaves: Those that may be tables, by their numbers.
-        wanted: Which of the outputs are differentiated.
+        program: A closed jaxpr whose first inputs are the leaves of the parameters.
+        leaves: The leaves that may be tables, by their numbers.
+        wanted: For each output, whether it is differentiated.
     """
     leaves, first = dict(leaves), None
     while True:
@@ -122,24 +124,25 @@ def read(program: Any, leaves: Mapping[int, Any], wanted: Sequence[bool]) -> Rea
 
 
 def _saves(count, height, marked):
-    """Whether rows are returned for a leaf of which `count` rows are read.
+    """Returns whether the gradient of a leaf of which `count` rows are read is rows.
 
-    Fewer than it has: with as many or more, as where layers are stacked and read one by
-    one, a dense gradient is smaller and needs no ids. A `lookup` asks for rows in any case.
+    It is if `count` is less than the height. Otherwise, as where layers are stacked and
+    read one by one, a dense gradient is smaller and needs no ids. After a `lookup`, which
+    `marked` says, it is rows in any case.
     """
     return 0 < count and (marked or count < height)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Alias:
-    """A variable that holds a leaf, or a leaf with something done to each number.
+    """The value of a variable that holds a leaf, or the result of elementwise operations.
 
     Attributes:
         leaf: The number of the leaf.
-        height: How many rows it has.
-        dtype: Its dtype.
-        reduced: On an explicit mesh, under `jit`, the axes over which it is reduced; None
-            elsewhere.
+        height: The number of rows of the leaf.
+        dtype: The dtype of the leaf.
+        reduced: On an explicit mesh, under `jit`, the mesh axes over which the leaf is
+            reduced; None elsewhere.
     """
 
     leaf: int
@@ -149,7 +152,7 @@ class _Alias:
 
 
 def _reduced(leaf):
-    """The axes over which a leaf is reduced; None where it is on no explicit mesh."""
+    """Returns the mesh axes over which a leaf is reduced; None without an explicit mesh."""
     mesh = mesh_of(leaf)
     if mesh is None or AxisType.Explicit not in mesh.axis_types:
         return None
@@ -157,13 +160,13 @@ def _reduced(leaf):
 
 
 class _Aliases(Domain[_Alias | None]):
-    """An array is the leaf that it holds, if it holds one.
+    """The domain in which the value of an array is the leaf that it holds, or None.
 
     Args:
-        uses: Where leaves are used densely, and where they are marked, which is noted.
+        uses: The record of dense uses and markers of leaves, which is updated.
         needed: The variables of the program through which a gradient can flow to the loss.
         jaxpr: The program.
-        outputs: The shardings of its outputs on an explicit mesh, where they are known.
+        outputs: The shardings of its outputs on an explicit mesh, None where unknown.
     """
 
     def __init__(self, uses: "_Uses", needed: set[Any], jaxpr: Any, outputs: Sequence[Any]):
@@ -192,7 +195,8 @@ class _Aliases(Domain[_Alias | None]):
             return self._does(TableOperation.SAME, [alias])
         if reads.is_cast(eqn):
             return self._does(TableOperation.CAST, [dataclasses.replace(alias)])
-        # On an explicit mesh what else it is given is on that, and what is read may not be.
+        # On an explicit mesh another operand is on that mesh; rows that were read may lie
+        # on Auto axes instead, and could not be combined with it.
         may_wait = alone and (alias.reduced is None or len(eqn.invars) == 1)
         if may_wait and reads.is_by_number(eqn, at):
             return self._does(TableOperation.BY_NUMBER, [dataclasses.replace(alias)])
@@ -225,7 +229,7 @@ class _Aliases(Domain[_Alias | None]):
         wanted = self._wanted(eqn)
         while True:
             needed = _needed(body, wanted)
-            # The next turn needs what is carried.
+            # A carried output is needed if the next turn needs its input.
             carried = [v in needed for v in body.invars[first:last]]
             more = [w or any(carried[k : k + 1]) for k, w in enumerate(wanted)]
             if more == wanted:
@@ -234,7 +238,7 @@ class _Aliases(Domain[_Alias | None]):
         given = [
             x if v in needed else None for v, x in zip(body.invars, given, strict=True)
         ]
-        self.uses.spoil(given[last:], programs.place(eqn))  # each turn uses a part of it
+        self.uses.spoil(given[last:], programs.place(eqn))  # each turn reads a slice of it
         given[last:] = [None] * len(given[last:])
         came = [[x] for x in given[first:last]]
         came += [[] for _ in eqn.outvars[len(came) :]]
@@ -252,15 +256,16 @@ class _Aliases(Domain[_Alias | None]):
         return [v in self.needed for v in eqn.outvars]
 
     def _inside(self, kind, eqn, given, wanted, came=None):
-        """What the outputs hold of an equation that runs programs.
+        """Plans the programs of an equation, and returns the values of its outputs.
 
         Args:
-            kind: What it does with them.
+            kind: How the equation runs the programs.
             eqn: The equation.
-            given: What the inputs of the programs hold.
-            wanted: Which of their outputs are differentiated.
-            came: Of a program traced separately what each of its outputs may contain:
-                that went in, and comes out as it was.
+            given: The values of the inputs of the programs.
+            wanted: For each of their outputs, whether it is differentiated.
+            came: For programs that are traced separately, the values that each output may
+                hold: those of inputs that are returned unchanged. Any other leaf that an
+                output holds is used densely. None for programs that are inlined.
         """
         plans, made, outputs = [], [], None
         if kind in (CallKind.INLINE, CallKind.REMAT):
@@ -291,7 +296,7 @@ class _Aliases(Domain[_Alias | None]):
 
 @dataclasses.dataclass
 class _Uses:
-    """The place of the first dense use, and of the first marker, of each leaf."""
+    """The places of the first dense use and of the first marker of each leaf."""
 
     dense: dict[int, str] = dataclasses.field(default_factory=dict)
     marked: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -302,21 +307,21 @@ class _Uses:
                 self.dense.setdefault(alias.leaf, place)
 
     def planned(self, program, inputs, wanted, outputs=None):
-        """The plan of a program, and what its outputs hold."""
+        """Returns the plan of a program, and the values of its outputs."""
         outputs = [None] * len(wanted) if outputs is None else outputs
         needed = _needed(program.jaxpr, wanted)
         domain = _Aliases(self, needed, program.jaxpr, outputs)
         made = interpret(program, domain, inputs)
-        # What is not differentiated may be returned whole.
+        # An output that is not differentiated may be a table: that is not a dense use.
         outputs = [x if w else None for x, w in zip(made, wanted, strict=True)]
         return ReplayPlan(domain.steps), outputs
 
 
-# --- Through which variables a gradient can flow.
+# --- Variables through which a gradient can flow.
 
 
 def _needed(jaxpr, wanted):
-    """The variables through which a gradient can flow to the wanted outputs."""
+    """Returns the variables through which a gradient can flow to the wanted outputs."""
     pairs = zip(jaxpr.outvars, wanted, strict=True)
     needed = {v for v, is_wanted in pairs if is_wanted and not programs.is_literal(v)}
     for eqn in reversed(jaxpr.eqns):

@@ -1,8 +1,8 @@
-"""Which equations read whole rows of a table, which rows, and what may be done before.
+"""Recognizes equations that read whole rows, and elementwise ones that may precede them.
 
-An elementwise operation can be applied to the rows that were read instead of to
-the table: casts, signs, scales. So mixed precision, which casts all parameters first, reads
-rows like everything else.
+An elementwise operation, such as a cast, a sign or a scale, can be applied to the rows that
+were read instead of to the table. So mixed precision, which casts all parameters first,
+does not make gradients dense.
 """
 
 import dataclasses
@@ -28,12 +28,13 @@ class Site:
 
     Attributes:
         leaf: The number of the leaf that is the table.
-        height: How many rows the table has.
-        shape: The shape of what is read, over all turns where it is inside scans.
-        axes: Those of its axes that are the axes of a row.
+        height: The number of rows of the table.
+        shape: The shape of the array that is read; inside scans, that of all turns stacked.
+        axes: The axes of `shape` that are axes of a row. The others are those of the ids.
         dtype: The dtype of the table.
-        varying: The mesh axes over which what is read varies.
-        sharding: How what is read lies on an explicit mesh, under `jit`; None elsewhere.
+        varying: The mesh axes over which the array that is read varies.
+        sharding: The sharding of the array that is read on an explicit mesh, under `jit`;
+            None elsewhere.
     """
 
     leaf: int
@@ -51,11 +52,11 @@ class Site:
 
     @property
     def count(self) -> int:
-        """How many rows are read."""
+        """The number of rows that are read, with repeats."""
         return math.prod(self.ids_shape)
 
     def over(self, turns: int) -> "Site":
-        """The same in a scan: an axis of turns in front."""
+        """Returns the site for all turns of a scan, with a leading axis for the turns."""
         axes = tuple(at + 1 for at in self.axes)
         sharding = self.sharding
         if sharding is not None:
@@ -66,19 +67,19 @@ class Site:
 
     @property
     def ids_spec(self) -> PartitionSpec:
-        """The sharding of the ids, if they have one."""
+        """The partition spec of the ids, for a site that has a sharding."""
         assert self.sharding is not None
         pairs = enumerate(self.sharding.spec)
         return PartitionSpec(*(part for at, part in pairs if at not in self.axes))
 
     @property
     def batch(self) -> int:
-        """The only axis of the ids that is sharded, if any."""
+        """The only axis of the ids that is sharded, for a site that has a sharding."""
         return next(at for at, part in enumerate(self.ids_spec) if part is not None)
 
 
 def site_of(eqn: Any, leaf: int, dtype: Any) -> Site | None:
-    """What an equation reads of its first input, if that is whole rows; None otherwise."""
+    """Returns the site of an equation that reads whole rows of its first input, or None."""
     axes = _ROW_AXES.get(eqn.primitive.name, lambda eqn: None)(eqn)
     if axes is None:
         return None
@@ -94,21 +95,22 @@ def placed(
     reduced: frozenset[str],
     outputs: Sequence[Any],
 ) -> Site | None:
-    """The site of an equation on an explicit mesh; None where its ids are not one batch.
+    """Returns a site with its sharding on an explicit mesh; None if that is unsupported.
 
-    Devices are to have read rows of their own: one axis of the ids is sharded, and rows are
-    whole. What stays reduced, as a slice does, has a dense gradient.
+    It is supported if each device reads rows for its own share of the batch: exactly one
+    axis of the ids is sharded, and no axis of a row. An output that stays reduced, such as
+    a slice, has a dense gradient.
 
     Args:
         site: The site.
         eqn: The equation.
-        jaxpr: The program that it is in.
+        jaxpr: The program that contains the equation.
         reduced: The mesh axes over which the table is reduced.
-        outputs: How the program's outputs lie; see `programs.sharding_after`.
+        outputs: The shardings of the program's outputs; see `programs.sharding_after`.
 
     Raises:
-        ArgumentError: Devices read the same rows of a table that is reduced, and what they
-            read is not. JAX 0.10 to 0.12 add such a gradient up over them all.
+        ArgumentError: Devices read the same rows of a table that is reduced, and the rows
+            read are not reduced. JAX 0.10 to 0.12 sum such a gradient over all of them.
     """
     found = programs.sharding_after(jaxpr, eqn.outvars[0], outputs)
     parts = () if found is None else tuple(found.spec.partitions)
@@ -136,13 +138,13 @@ def placed(
 
 
 class Ids(NamedTuple):
-    """The rows that an equation reads, of the shape `Site.ids_shape`.
+    """The ids of the rows that an equation reads, of the shape `Site.ids_shape`.
 
     Attributes:
         read: int32; ids out of range are clamped as the equation clamps them, or are the
             height of the table where it returns a fill value.
-        listed: int32, the rows that its gradient goes to: the height of the table where
-            its transpose drops the gradient. The same array as `read` unless the
+        listed: int32, the ids of the gradient: the height of the table where the transpose
+            of the equation drops the gradient. The same array as `read` unless the
             equation reads a clamped row and drops its gradient, as `table[ids]` does.
     """
 
@@ -151,11 +153,11 @@ class Ids(NamedTuple):
 
 
 def ids_of(eqn: Any, operands: Sequence[jax.Array]) -> Ids:
-    """The rows that an equation reads, and those that its gradient goes to.
+    """Computes the ids of the rows that an equation reads, and those of its gradient.
 
     Args:
         eqn: The equation, which has a site.
-        operands: What it is given beside the table.
+        operands: Its operands except the table.
     """
     height, params = eqn.invars[0].aval.shape[0], eqn.params
     length = eqn.outvars[0].aval.shape[0]
@@ -168,10 +170,10 @@ def ids_of(eqn: Any, operands: Sequence[jax.Array]) -> Ids:
     numbers, mode = params["dimension_numbers"], params["mode"]
     first, others = starts[..., 0], starts[..., 1:]
     ids = _clipped(first, height - reach)
-    # A start after the first axis has to be 0, as whole rows are read.
+    # Starts along the other axes are in range only at 0, since whole rows are read.
     inside = (first >= 0) & _at_most(first, height - reach) & jnp.all(others == 0, -1)
     if not numbers.collapsed_slice_dims:
-        # Several rows from each start; their axis is before those of a row.
+        # Several rows are read from each start; their axis precedes those of a row.
         at = numbers.offset_dims[0]
         column = [-1 if axis == at else 1 for axis in range(ids.ndim + 1)]
         steps = jnp.arange(reach, dtype=jnp.int32).reshape(column)
@@ -179,7 +181,7 @@ def ids_of(eqn: Any, operands: Sequence[jax.Array]) -> Ids:
     if mode == GatherScatterMode.CLIP:
         return _all_listed(ids)
     listed = jnp.where(inside, ids, height)
-    # Of a mode that promises ids in range XLA clamps the read and drops the gradient.
+    # For PROMISE_IN_BOUNDS XLA clamps ids of the read, and drops gradients out of range.
     return Ids(listed if mode == GatherScatterMode.FILL_OR_DROP else ids, listed)
 
 
@@ -188,18 +190,18 @@ def _all_listed(ids):
 
 
 def fill_of(eqn: Any, dtype: Any) -> Any:
-    """What an equation returns for rows out of range; None if it returns others."""
+    """Returns the fill value of an equation for ids out of range; None if it clamps."""
     if eqn.params.get("mode") != GatherScatterMode.FILL_OR_DROP:
         return None
     fill = eqn.params["fill_value"]
     return jnp.asarray(jnp.nan if fill is None else fill, dtype)
 
 
-# --- What commutes with reading rows.
+# --- Operations that commute with reading rows.
 
-# Each returns its first input; none is a change of its numbers.
+# Primitives that return their only input.
 _SAME = {"copy", "copy_p", "name"}
-# These do too, and change the type of the table, or say where it is.
+# Primitives that return its numbers and change its sharding, or the axes it varies over.
 _CASTS = {"mesh_cast", "pvary", "reshard", "sharding_constraint"}
 _ONE_BY_ONE = {
     *("abs", "convert_element_type", "cos", "exp", "integer_pow", "log", "logistic", "neg"),
@@ -209,17 +211,17 @@ _WITH_A_SCALAR = {"add", "div", "max", "min", "mul", "sub"}
 
 
 def is_same(eqn: Any) -> bool:
-    """Whether an equation returns its only input unchanged."""
+    """Returns whether an equation returns its only input unchanged."""
     return eqn.primitive.name in _SAME and len(eqn.invars) == len(eqn.outvars) == 1
 
 
 def is_cast(eqn: Any) -> bool:
-    """Whether an equation changes the type of its only input."""
+    """Returns whether an equation changes only the sharding or varying axes of a value."""
     return eqn.primitive.name in _CASTS and len(eqn.invars) == len(eqn.outvars) == 1
 
 
 def is_by_number(eqn: Any, at: int) -> bool:
-    """Whether an equation is elementwise in its input `at`."""
+    """Returns whether an equation is elementwise in its input `at`."""
     name, params = eqn.primitive.name, eqn.params
     if len(eqn.outvars) != 1 or eqn.outvars[0].aval.shape != eqn.invars[at].aval.shape:
         return False
@@ -229,7 +231,7 @@ def is_by_number(eqn: Any, at: int) -> bool:
     return name in _WITH_A_SCALAR and len(others) == 1 and others[0].aval.shape == ()
 
 
-# --- Where the axes of a row are in what is read.
+# --- The axes of a row in the array that an equation reads; None if it reads no whole rows.
 
 
 def _of_gather(eqn):
@@ -269,7 +271,7 @@ _ROW_AXES = {
 }
 
 
-# --- Ids of any integer dtype, of which some hold fewer numbers than a table has rows.
+# --- Ids of any integer dtype; the largest int8 or int16 may be less than the height.
 
 
 def _at_most(ids, most):

@@ -1,7 +1,8 @@
-"""The program again as `reading` has planned it: a zero is added to what a lookup returns.
+"""Runs a program by the plan of `reading`, with a delta added to the rows of each lookup.
 
-Tables are constants in it. What is differentiated are the zeros, one a lookup, with an axis
-more for each scan around it; they are never added to anything, and exist as tangents alone.
+Tables are constants in it. It is differentiated with respect to the deltas, which are zero:
+one array per lookup, with a leading axis for each scan around it. They are never added to
+rows, and only their tangents are computed.
 """
 
 import dataclasses
@@ -25,12 +26,12 @@ from sparsejax.units.row_grads import RowGrads
 
 
 class Lookup(NamedTuple):
-    """What a lookup has read.
+    """The record of one lookup.
 
     Attributes:
-        ids: Those that its gradient lists.
-        reading: What the reader has made to read the rows; None where the lookup is in a
-            program that is traced separately.
+        ids: int32, the ids of its gradient.
+        reading: The value that the reader returned with the rows; None without a reader, or
+            where the lookup is in a program that is traced separately.
     """
 
     ids: jax.Array
@@ -38,18 +39,18 @@ class Lookup(NamedTuple):
 
 
 class Reader(Protocol):
-    """Reads parameters which differ from the arrays that hold them, as lazy ones do."""
+    """Reads parameters whose values differ from the arrays that hold them, as lazy ones."""
 
     def rows(self, path: str, ids: Ids) -> tuple[jax.Array, Any]:
-        """The rows of a table, and what `listed` needs of what was made for them."""
+        """Returns rows of a table, and a value for `listed`: `Lookup.reading`."""
         ...
 
     def listed(self, path: str, lookups: list[Lookup], grads: RowGrads) -> RowGrads:
-        """The gradient of a table, from all that was looked up of it."""
+        """Returns the gradient of a table, given all lookups of it."""
         ...
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
-        """Some parameters, all of them."""
+        """Returns the whole parameters at some paths."""
         ...
 
 
@@ -58,10 +59,10 @@ class ProgramTable:
     """A table in the program.
 
     Attributes:
-        value: Its constant value.
-        path: Its path among the parameters.
-        read: What reads it, if that is not its value.
-        then: What is to be done to each number.
+        value: The array, a constant of the program.
+        path: The path of the parameter.
+        read: The reader of its rows; if None, they are read from `value`.
+        then: Elementwise operations to apply to its rows, in order.
     """
 
     value: jax.Array
@@ -70,20 +71,20 @@ class ProgramTable:
     then: tuple[Callable[[jax.Array], jax.Array], ...] = ()
 
     def whole(self) -> jax.Array:
-        """The table as the program has it."""
+        """Returns the whole table, with the elementwise operations applied."""
         if self.read is None:
             return self.done_to(self.value)
         (value,) = self.read.whole([self.path])
         return self.done_to(as_varying(value, varying_axes(self.value)))
 
     def rows(self, eqn: Any, site: Site, operands: Any, ids: Ids) -> tuple[jax.Array, Any]:
-        """The rows that a lookup reads of the table, and what a reader has made for them.
+        """Returns the rows that a lookup reads, and the reader's value for `listed`.
 
         Args:
-            eqn: The lookup.
-            site: What it reads.
-            operands: What it is given beside the table.
-            ids: Of the rows.
+            eqn: The equation of the lookup.
+            site: Its site.
+            operands: Its operands except the table.
+            ids: The ids of the rows.
         """
         if self.read is None:
             return eqn.primitive.bind(self.value, *operands, **eqn.params), None
@@ -96,49 +97,50 @@ class ProgramTable:
         return as_varying(rows, site.varying), reading
 
     def done_to(self, rows: jax.Array) -> jax.Array:
-        """Does to rows what was done to the table."""
+        """Applies the elementwise operations to rows."""
         for do in self.then:
             rows = do(rows)
         return rows
 
 
 def zeros(site: Site) -> jax.Array:
-    """Zeros to be added to the rows that a lookup reads, whose gradient they have."""
+    """Returns the delta of a site: zeros, whose gradient is that of the rows it reads."""
     x = jnp.zeros(site.shape, site.dtype, device=site.sharding)
     return as_varying(x, site.varying)
 
 
-def _nothing_listed(site):
-    """The ids of a lookup that has read nothing."""
+def _padding_ids(site):
+    """Returns the ids of a lookup in a branch that is not taken: all are padding."""
     sharding = site.sharding and NamedSharding(site.sharding.mesh, site.ids_spec)
     return jnp.full(site.ids_shape, site.height, jnp.int32, device=sharding)
 
 
 def run(program: Any, plan: ReplayPlan, inputs: Sequence[Any], deltas: Iterator[jax.Array]):
-    """Runs a program as its plan says.
+    """Runs a program by its plan.
 
     Args:
         program: The program.
-        plan: What `reading.read` has made of it.
+        plan: The plan that `reading.read` has made for it.
         inputs: Arrays, and a `ProgramTable` for each leaf that is read by rows only.
-        deltas: What is to be added to what each lookup returns, in their order.
+        deltas: The deltas of the lookups, in the order of the program.
 
     Returns:
-        The outputs; of those that are tables, a `ProgramTable`. And each `Lookup`.
+        The outputs, with a `ProgramTable` for each that is a table, and a list of all
+        `Lookup`s in the order of the deltas.
     """
     replay = _ReplayDomain(plan, deltas)
     return interpret(program, replay, inputs), replay.lookups
 
 
 class _ReplayDomain(Domain[Any]):
-    """An array is itself, or a `ProgramTable`.
+    """The domain in which the value of an array is itself, or a `ProgramTable`.
 
-    A program that is traced separately returns only arrays: the ids that were looked up,
-    and nothing of what a reader has made.
+    A program that is traced separately returns only arrays: the ids of its lookups, but
+    not the values of a reader.
 
     Args:
-        plan: What the program is to do with tables.
-        deltas: What is to be added to what each lookup returns, in their order.
+        plan: The plan of the program.
+        deltas: The deltas of the lookups, in the order of the program.
     """
 
     def __init__(self, plan: ReplayPlan, deltas: Iterator[jax.Array]):
@@ -173,7 +175,7 @@ class _ReplayDomain(Domain[Any]):
         return [_used(eqn, step, given)]
 
     def other(self, eqn, given):
-        raise NotImplementedError(programs.place(eqn))  # no plan says so
+        raise NotImplementedError(programs.place(eqn))  # every equation has a planned step
 
     def call(self, eqn, given):
         (program,), (plan,) = programs.programs(eqn), self._inner.plans
@@ -187,7 +189,7 @@ class _ReplayDomain(Domain[Any]):
 
         def inner(arrays, deltas):
             made, lookups = run(program, plan, split.joined(arrays), iter(deltas))
-            # A table that comes out as one is one that went in.
+            # Only a table that is an input may be an output without becoming an array.
             kept = [x if any(x is y for y in given) else whole(x) for x in made]
             returned[:] = [_Split(kept)]
             return returned[0].arrays, [lookup.ids for lookup in lookups]
@@ -207,7 +209,7 @@ class _ReplayDomain(Domain[Any]):
             inputs = [*given[:first], *carry.joined(arrays), *slices]
             made, lookups = run(program, plan, inputs, iter(deltas))
             made, stacked = made[: last - first], made[last - first :]
-            # A carried table comes out as it went in.
+            # A carried table is the same in every turn, so it is not in the traced carry.
             pairs = zip(carry.values, made, strict=True)
             arrays = [whole(y) for x, y in pairs if not isinstance(x, ProgramTable)]
             return arrays, (list(map(whole, stacked)), [lookup.ids for lookup in lookups])
@@ -226,8 +228,8 @@ class _ReplayDomain(Domain[Any]):
             before = sum(len(plan.sites) for plan in plans[:k])
             own = slice(before, before + len(plans[k].sites))
             made, lookups = run(sides[k], plans[k], given, iter(deltas[own]))
-            # The lookups of the other sides have read nothing.
-            every = list(map(_nothing_listed, sites))
+            # For the lookups of the other sides, which do not run, all ids are padding.
+            every = list(map(_padding_ids, sites))
             every[own] = [lookup.ids for lookup in lookups]
             every = [as_varying(i, s.varying) for i, s in zip(every, sites, strict=True)]
             return list(map(whole, made)), every
@@ -242,7 +244,7 @@ class _ReplayDomain(Domain[Any]):
 
 
 class _Split:
-    """Values of which some are tables, which JAX cannot trace: these are closed over."""
+    """Splits values into arrays, which JAX traces, and tables, which are closed over."""
 
     def __init__(self, values):
         self.values = values
@@ -254,13 +256,13 @@ class _Split:
 
 
 def whole(x: Any) -> Any:
-    """An output of `run` as an array."""
+    """Returns an output of `run` as an array."""
     return x.whole() if isinstance(x, ProgramTable) else x
 
 
 @jax.custom_jvp
 def _plus(rows, delta):
-    """Rows plus a delta that is zero."""
+    """Adds a delta that is zero to rows: returns them, and adds the tangents."""
     del delta
     return rows
 
@@ -269,7 +271,7 @@ _plus.defjvp(lambda primals, tangents: (primals[0], tangents[0] + tangents[1]))
 
 
 def _look_up(eqn, site, given, delta):
-    """The rows that an equation reads, and what it has looked up."""
+    """Evaluates an equation that reads rows; returns its output and its `Lookup`."""
     if site.sharding is not None:
         return _look_up_typed(eqn, site, given, delta)
     table, *operands = given
@@ -278,30 +280,30 @@ def _look_up(eqn, site, given, delta):
 
 
 def _finished(eqn, site, table, ids, found, delta):
-    """The rows that an equation returns, from those of the table; and the lookup.
+    """Makes the output of an equation from rows of the table; returns it and the `Lookup`.
 
     Args:
         eqn: The equation.
-        site: What it reads.
+        site: Its site.
         table: The table.
-        ids: Of the rows.
-        found: What `ProgramTable.rows` has returned.
-        delta: What is added to them.
+        ids: The ids of the rows.
+        found: The result of `ProgramTable.rows`.
+        delta: The delta to add to the rows.
     """
     read, reading = found
     rows = table.done_to(_plus(read, as_varying(delta, varying_axes(read))))
     fill = reads.fill_of(eqn, rows.dtype)
     if table.then and fill is not None:
-        # The table has no such rows, and nothing was done to what stands for them.
+        # Rows out of range are the fill value, to which no operation is applied.
         inside = jnp.expand_dims(ids.read < site.height, site.axes)
         rows = jnp.where(inside, rows, fill)
     return rows, Lookup(ids.listed, reading)
 
 
 def _look_up_typed(eqn, site, given, delta):
-    """The same on an explicit mesh, where a lookup may be traced on Auto axes.
+    """Does as `_look_up` on an explicit mesh, where a lookup may be traced on Auto axes.
 
-    The delta is on the explicit mesh, sharded as what is read, and so is its gradient.
+    The delta and its gradient are on the explicit mesh, sharded as the rows that are read.
     """
     table, *operands = given
     assert site.sharding is not None
@@ -324,7 +326,7 @@ def _look_up_typed(eqn, site, given, delta):
 
 
 def _used(eqn, does, given):
-    """The table after an equation."""
+    """Evaluates an equation that returns a table after a cast or elementwise operation."""
     at = next(k for k, x in enumerate(given) if isinstance(x, ProgramTable))
     table = given[at]
     if does is TableOperation.SAME:

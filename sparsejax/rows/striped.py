@@ -1,9 +1,9 @@
 """Tables whose rows are stored striped, so that contiguous shards are read evenly.
 
-Where a table is sharded by rows over the ranks, each rank has a run of them, and is sent
-the gradients of those. Ids often follow a Zipf law with the most frequent first, as those
-of a vocabulary do: then the first rank is sent most. Striped, row i belongs to shard
-i mod n, and every shard has rows of all frequencies.
+If a table is sharded by rows over the ranks, each rank has a contiguous range of rows and
+receives their gradients. Ids often follow a Zipf law with the most frequent first, as
+those of a vocabulary do: then the first rank receives most. In a striped table row i
+belongs to shard i mod n, and every shard has rows of all frequencies.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from sparsejax.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class StripedRows:
-    """An order of the rows of a table that deals them out to shards in turn.
+    """A storage order of the rows of a table that assigns them to shards in turn.
 
     Row i is stored in shard i mod n, at place i // n. In many data sets small ids are read
     most often; in this order they are on different shards. Store a table once by `stored`,
@@ -83,5 +83,5 @@ class StripedRows:
 
     @staticmethod
     def _swapped(x, outer, inner):
-        """The rows of x as [outer, inner], read by columns."""
+        """Transposes the rows of x as [outer, inner]; returns them with the shape of x."""
         return x.reshape(outer, inner, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)

@@ -1,8 +1,9 @@
-"""Lists of rows, some of them at a time, until all are done.
+"""Works on lists of rows tile by tile, until all of their rows are done.
 
-A list has room for all rows that there may be. What is done to it tile by tile costs what
-is in it, and its intermediate results stay in the cache and need no memory of their own:
-on a CPU most of the time of a step would else go into pages that are touched first.
+A list has the capacity for the most rows that are possible. The cost of work tile by tile
+depends on the number of rows that are in it, and intermediate results stay in the cache
+and need no large buffers: on a CPU most of the time of a step would otherwise be spent on
+the first access to their pages.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,25 +18,25 @@ from sparsejax.axes import as_varying, varying_axes
 from sparsejax.branches import alone_on_cpus, cond
 
 
-# Lists of fewer rows are worked on at once.
+# The capacity below which a list is not cut into tiles.
 _SHORT = 4096
-# Into how many tiles a list is cut at most, and about how many numbers are in those of all
-# lists: half a megabyte.
+# The upper bound of the number of tiles, and the wanted number of elements in one tile of
+# each list together: half a megabyte of float32.
 _MOST, _NUMBERS = 64, 1 << 17
 
 
 def room(n: int) -> int:
-    """How many places a list of at most n rows has, so that it can be cut into tiles."""
+    """Returns the capacity of a list of at most n rows, padded to be cut into tiles."""
     return n if n < _SHORT else -(-n // _MOST) * _MOST
 
 
 def is_long(n: int) -> bool:
-    """Whether a list with `n` places can be cut into tiles."""
+    """Returns whether a list with capacity `n` can be cut into tiles."""
     return n >= _SHORT
 
 
 def tiles_of(numbers: int) -> int:
-    """Into how many tiles lists are cut that have room for `numbers` numbers."""
+    """Returns the number of tiles of lists with `numbers` elements in all, with padding."""
     tiles = 1
     while tiles < _MOST and numbers > tiles * _NUMBERS:
         tiles *= 2
@@ -43,25 +44,25 @@ def tiles_of(numbers: int) -> int:
 
 
 class Tile:
-    """A tile of each of some lists.
+    """One tile of each of some lists.
 
     Args:
-        number: Which tile.
-        lengths: How many rows it has of each list.
+        number: int32 [], the number of the tile.
+        lengths: The number of rows in a tile of each list.
     """
 
     def __init__(self, number: jax.Array, lengths: Mapping[int, int]):
         self._number, self._lengths = number, lengths
 
     def cut(self, at: int, arrays: Any) -> Any:
-        """The tile of arrays that belong to a list."""
+        """Returns the tile of arrays that belong to list `at`."""
         start, length = self._number * self._lengths[at], self._lengths[at]
         of = lambda x: lax.dynamic_slice_in_dim(x, start, length)
         return jax.tree.map(of, arrays)
 
     def put(self, at: int, arrays: Any, tile: Any) -> Any:
-        """The arrays with another tile in its place."""
-        # A slice that is written would be one kernel with all that computes it.
+        """Returns the arrays with the tile replaced."""
+        # A scatter, because XLA would fuse dynamic_update_slice with all that computes it.
         start, length = self._number * self._lengths[at], self._lengths[at]
         places = start + lax.iota(jnp.int32, length)
         known = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
@@ -71,7 +72,7 @@ class Tile:
     def apart(self, function: Callable[[], Any]) -> Any:
         """Computes a function in kernels of its own on CPUs.
 
-        See `branches.alone_on_cpus`: a tile is gathered separately from its uses.
+        See `branches.alone`: XLA does not fuse work on a tile with the gather of the tile.
         """
         types = axes_of(self._number)
         return as_varying(alone_on_cpus(self._number, function, cond), types)
@@ -84,14 +85,15 @@ def each(
     carry: Any,
     types: frozenset[str],
 ) -> Any:
-    """Works on lists, a tile of each at a time.
+    """Works on lists, one tile of each at a time, until the rest of all is padding.
 
     Args:
-        lists: How many places each list has, and how many rows are in it.
-        tiles: Into how many tiles they are cut.
-        one: Works on a tile of each list: `one(tile, carry)` returns what is carried on.
-        carry: What is carried on at first.
-        types: The mesh axes over which what is carried on varies.
+        lists: For each list its capacity, and the number of rows in it, int32 [].
+        tiles: The number of tiles of each list.
+        one: A function `one(tile, carry)` that works on one tile of each list and returns
+            the next carry.
+        carry: The initial carry, a pytree of arrays.
+        types: The mesh axes over which the carry varies.
     """
     lengths = {at: places // tiles for at, (places, _) in lists.items()}
     turns = [
@@ -110,5 +112,5 @@ def each(
 
 
 def axes_of(*trees: Any) -> frozenset[str]:
-    """The mesh axes over which any of these arrays varies."""
+    """Returns the mesh axes over which any array of some pytrees varies."""
     return frozenset().union(*map(varying_axes, jax.tree.leaves(trees)))

@@ -1,4 +1,4 @@
-"""The value of a loss and its gradient, with rows where the loss reads tables by rows."""
+"""Differentiates a loss; gradients of tables that it reads by rows are `RowGrads`."""
 
 import functools
 import warnings
@@ -19,48 +19,48 @@ from sparsejax.state.parameters import ranks_of
 from sparsejax.units.row_grads import RowGrads
 
 
-# From how many elements on it is worth a word that the gradient of a table is dense.
-_SAID_FROM = 65_536
+# The number of elements from which on a dense gradient of a table causes a warning.
+_WARNED_FROM = 65_536
 
 
 def value_and_grad(
     loss_fn: Callable[..., Any], *, has_aux: bool = False, read: Reader | None = None
 ) -> Callable[..., tuple[Any, Any]]:
-    """`jax.value_and_grad` of the first argument, with `RowGrads` as gradients of tables.
+    """Makes `jax.value_and_grad` of the first argument, with `RowGrads` for tables.
 
     The model needs no change. `table[ids]`, `jnp.take`, `table.at[ids].get`, slices along
     the first axis and flax's `Embed` are found in the traced program, also in scans,
     branches, `remat`, `vmap` and `jit`, and through casts and scales. All lookups of one
     table make one `RowGrads`. Its ids repeat where rows were read twice.
 
-    A leaf has `RowGrads` if it has at least two axes, all that a gradient flows through are
-    such reads, and they read fewer rows than it has, counted with repeats. Any other leaf
-    has the gradient of `jax.grad`. For ids out of range the gradient is that of the mode of
-    the lookup: `table[ids]` reads the nearest row, and drops its gradient.
+    The gradient of a leaf is `RowGrads` if the leaf has at least two axes, gradients flow
+    to it through such reads only, and they read fewer rows than it has, counted with
+    repeats. Any other leaf has the gradient of `jax.grad`. For ids out of range the mode of
+    the lookup decides: `table[ids]` reads the nearest row, and drops its gradient.
 
-    Where a table of 65,536 elements or more is read by rows and used otherwise too, as tied
+    If a table of 65,536 elements or more is read by rows and used otherwise too, as tied
     output weights are, its gradient is dense, and a `DenseGradientWarning` names the leaf
     and the line once. Uses without a gradient, such as metrics or after `stop_gradient`, do
-    not count. Operations that are not in JAX 0.10 to 0.12 make a gradient dense, and never
-    wrong.
+    not count. An operation that JAX 0.10 to 0.12 does not have makes a gradient dense, but
+    never wrong.
 
     Under `jax.shard_map` the rows are those that this rank has read. `jax.grad` differs
-    there: where `check_vma` is on, it sums the gradient of replicated parameters over the
-    ranks. In types, rows vary over the axis where other ranks have others.
+    there: with `check_vma` it sums the gradient of replicated parameters over the ranks.
+    Rows are typed as varying over a mesh axis if the ids or rows vary over it.
     `sparsejax.local(params)` makes the gradients of all leaves local.
 
     Args:
         loss_fn: The loss, as for `jax.value_and_grad`: `loss_fn(params, ...)` returns a
             scalar, or with has_aux `(scalar, aux)`. It is traced as by `jax.jit`, even
-            where nothing compiles it. All arguments but the first may be anything.
+            outside `jit`. All arguments but the first may have any type.
         has_aux: Whether the loss returns auxiliary outputs.
-        read: The reader of an exact `sparsejax.lazy`, `tx.reader(params, state)`, where
-            rows of the parameters may be late. Give it to `tx.update`, too. Under `jit` it
-            reads rows of tables that are sharded by rows without gathering the tables.
+        read: The reader of an exact `sparsejax.lazy`, `tx.reader(params, state)`, whose
+            rows may have missed steps. Give it to `tx.update`, too. Under `jit` it reads
+            rows of tables that are sharded by rows without gathering the tables.
 
     Returns:
-        A function of the same arguments that returns the value, or `(value, aux)`, and the
-        gradients, a tree like the first argument.
+        A function of the arguments of `loss_fn` that returns the value, or `(value, aux)`,
+        and the gradients, a tree like the first argument.
 
     Raises:
         ArgumentError: A table that is given to `sparsejax.lookup` is used densely too.
@@ -78,7 +78,7 @@ def value_and_grad(
     """
     if not callable(loss_fn):
         raise ArgumentError(f"value_and_grad: loss_fn must be a function, got {loss_fn!r}.")
-    said: set[str] = set()
+    warned: set[str] = set()
 
     @functools.wraps(loss_fn)
     def evaluate(params, *args, **kwargs):
@@ -90,7 +90,7 @@ def value_and_grad(
         tables = {at: leaf for at, leaf in enumerate(leaves) if _may_be_table(leaf)}
         wanted = [at < outputs.differentiated for at in range(len(program.jaxpr.outvars))]
         found = reading.read(program, tables, wanted)
-        _complain(found, paths, leaves, said)
+        _check_dense_gradients(found, paths, leaves, warned)
         sites = found.plan.sites
         by_rows = {site.leaf for site in sites}
 
@@ -106,7 +106,7 @@ def value_and_grad(
         dense = {at: leaf for at, leaf in enumerate(leaves) if at not in by_rows}
         if read is not None:
             whole = read.whole([paths[at] for at in dense])
-            # The reader may have replicated parameters, of which these are local ones.
+            # The reader may return replicated parameters where these leaves are local.
             pairs = zip(dense, whole, strict=True)
             dense = {at: _typed_as(leaves[at], x) for at, x in pairs}
         deltas = [replay.zeros(site) for site in sites]
@@ -126,18 +126,18 @@ def value_and_grad(
 
 
 class _Outputs:
-    """What a loss function returns, as arrays and back.
+    """Converts the outputs of a loss function to a list of arrays, and back.
 
     Args:
-        has_aux: Whether it returns (loss, aux).
+        has_aux: Whether the function returns (loss, aux).
     """
 
     def __init__(self, has_aux: bool):
         self.has_aux = has_aux
-        self.differentiated = 0  # how many of the arrays are the loss
+        self.differentiated = 0  # the number of leading arrays that are the loss
 
     def arrays(self, returned):
-        """The arrays; what is none, as names and Python numbers, is kept aside."""
+        """Returns the arrays; keeps other leaves, such as strings and Python numbers."""
         pair = isinstance(returned, (tuple, list)) and len(returned) == 2
         if self.has_aux and not pair:
             raise ArgumentError(
@@ -153,14 +153,14 @@ class _Outputs:
         return [*loss, *[x for x, other in pairs if other is None]]
 
     def restored(self, arrays):
-        """The loss and the auxiliary outputs."""
+        """Returns the loss and the auxiliary outputs."""
         loss, rest = arrays[: self.differentiated], iter(arrays[self.differentiated :])
         aux = [other[0] if other else next(rest) for other in self._others]
         return jax.tree.unflatten(self._loss, loss), jax.tree.unflatten(self._aux, aux)
 
 
 def _typed_as(leaf, x):
-    """An array with the type of a parameter: local, or reduced."""
+    """Returns an array with the type of a parameter: its varying axes, or its sharding."""
     mesh = mesh_of(leaf)
     if mesh is not None and not manual_axes() and AxisType.Explicit in mesh.axis_types:
         return jax.reshard(x, jax.typeof(leaf).sharding)
@@ -173,8 +173,8 @@ def _may_be_table(leaf):
     return floating and leaf.ndim >= 2 and 0 < leaf.size and leaf.shape[0] < 2**31 - 1
 
 
-def _complain(found, paths, leaves, said):
-    """Says which tables have a dense gradient; raises if one is given to `lookup`."""
+def _check_dense_gradients(found, paths, leaves, warned):
+    """Warns of tables with a dense gradient; raises if one is given to `lookup`."""
     for at, place in found.spoiled.items():
         path, leaf = paths[at], leaves[at]
         if at in found.marked:
@@ -184,8 +184,8 @@ def _complain(found, paths, leaves, said):
                 "that out, put jax.lax.stop_gradient around the table there, or read it "
                 "with jnp.take, where a dense gradient is meant."
             )
-        if leaf.ndim == 2 and leaf.size >= _SAID_FROM and path not in said:
-            said.add(path)
+        if leaf.ndim == 2 and leaf.size >= _WARNED_FROM and path not in warned:
+            warned.add(path)
             warnings.warn(
                 f"the loss reads {path!r} {list(leaf.shape)} by rows, but its gradient is "
                 f"dense, because the loss also uses all of it: {place}. Put "
@@ -198,7 +198,7 @@ def _complain(found, paths, leaves, said):
 
 
 def _row_grads(places, shape):
-    """The gradient of a table from the sites that read it, their lookups and rows."""
+    """Makes the gradient of a table from its places: sites, lookups, gradients of rows."""
     if places[0][0].sharding is not None:
         return _typed_row_grads(places, shape)
     varying = frozenset().union(*(site.varying for site, _, _ in places))
@@ -206,8 +206,8 @@ def _row_grads(places, shape):
     for site, lookup, rows in places:
         row = range(-len(site.axes), 0)
         rows = jnp.moveaxis(rows, site.axes, row).reshape(-1, *shape[1:])
-        # Over these axes all ranks have read the same, and have the sum of their gradients:
-        # one of them keeps it.
+        # Over these axes all ranks have read the same rows, and have the sum of their
+        # gradients: only the first rank lists it.
         same = varying - site.varying
         ids = as_varying(lookup.ids.reshape(-1), varying)
         if same:
@@ -222,10 +222,10 @@ def _row_grads(places, shape):
 
 
 def _typed_row_grads(places, shape):
-    """The same on an explicit mesh: the rows of each device, one device's after another's.
+    """Does as `_row_grads` on an explicit mesh: concatenates the rows of all devices.
 
-    Where there are several sites, a device has its rows of the first, then of the second.
-    Sites over other axes, or fewer, are sharded as the one that has most.
+    If there are several sites, each device has its rows of the first, then of the second.
+    All sites are resharded like one that is sharded over most mesh axes.
     """
     mesh = places[0][0].sharding.mesh
     every = [site.ids_spec[site.batch] for site, _, _ in places]
@@ -234,7 +234,7 @@ def _typed_row_grads(places, shape):
     all_ids, all_rows = [], []
     for (site, lookup, rows), own in zip(places, every, strict=True):
         rows = jnp.moveaxis(rows, site.axes, range(-len(site.axes), 0))
-        # The axis that is sharded comes first: each device's rows follow one another.
+        # The sharded axis becomes the first, so that rows of one device are contiguous.
         ids = jnp.moveaxis(lookup.ids, site.batch, 0).reshape(-1)
         rows = jnp.moveaxis(rows, site.batch, 0).reshape(-1, *shape[1:])
         if own != over:

@@ -1,4 +1,4 @@
-"""A data-parallel train step over a mesh, with nothing left to get wrong.
+"""A data-parallel train step over a mesh.
 
     trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
     state = trainer.init(params)
@@ -6,9 +6,9 @@
         state, loss = trainer.step(state, batch)
 
 The design. `loss_fn(params, batch)` is written for one rank: it is given the parameters and
-this rank's share of the batch, and returns the mean loss over that share. Whatever else it
-needs is in the state, and is given to it by keyword once the state has it; whatever else it
-returns is put together over the ranks in the way that the trainer was given.
+this rank's share of the batch, and returns the mean loss over that share. Its other inputs
+are in the state, and are passed by keyword if the state has them; its other outputs are
+reduced over the ranks as the arguments of the trainer say.
 
 =====================  =========================  ==========================================
 to have                the state is made with     and the loss function is
@@ -19,30 +19,29 @@ auxiliary outputs      has_aux=True, or aux=...   loss_fn(...) -> loss, aux
 both of these          both                       loss_fn(...) -> loss, (aux, v)
 =====================  =========================  ==========================================
 
-* The key is another one on each rank and in each step, `fold_in(fold_in(key, step), rank)`.
-  The state keeps only the first key, so a run that resumes from a checkpoint draws what it
-  would have drawn.
-* Variables are what no gradient trains: batch statistics, moving averages, counters.
-  Floating numbers are averaged over the ranks after each step, or kept by rank with
-  `variables="by_rank"`; then they are `PerRank` in the state, so that checkpoints keep all
-  of them. Integers must be equal on all ranks, or kept by rank.
+* The key differs by rank and by step: it is `fold_in(fold_in(key, step), rank)`. The state
+  keeps only the first key, so a run that resumes from a checkpoint draws the same numbers
+  as one that was not interrupted.
+* Variables are arrays that are not trained by gradients: batch statistics, moving averages,
+  counters. Floating variables are averaged over the ranks after each step, or kept by rank
+  with `variables="by_rank"`; then they are `PerRank` in the state, so that checkpoints keep
+  all of them. Integers must be equal on all ranks, or kept by rank.
 * Auxiliary outputs are averaged, summed, or stacked: `aux="mean"`, "sum", "stack".
-* Data may be uneven. `weight=lambda batch: batch["mask"].sum()` says how much a rank's
-  share counts in the means; a rank whose weight is 0 takes part with zeros, keeps its
-  variables, and does not count.
+* Shares may be uneven. `weight=lambda batch: batch["mask"].sum()` is the weight of a rank's
+  share in the means; a rank of weight 0 contributes zeros, and keeps its variables.
 * With `sparsejax.embrace_sync` in `tx` a step is given the next batch, too, None at the end
   of the data: `for batch, next_batch in sparsejax.embrace.lookahead(batches)`.
   `trainer.flush(state)` applies delayed rows.
-* `trainer.evaluate(state, batch)` is a step without gradient and optimizer: the loss and
-  the auxiliary outputs of `eval_fn`, which is called as `loss_fn` is.
+* `trainer.evaluate(state, batch)` is a step without gradient and optimizer: it returns the
+  loss and the auxiliary outputs of `eval_fn`, which is called like `loss_fn`.
 * Several processes run the same script, each with its own part of a batch as NumPy arrays.
 
 On the wire: what the synchronization in `tx` sends, one psum for the loss, one for each
 averaged or summed output and each averaged variable, and with `weight` one for the sum of
-the weights. Stacked outputs stay where they are. Parameters are replicated over the axis of
-the ranks, made varying before the gradient is taken so that it stays local, and updated
-the same on every rank. Another axis of the mesh may shard them; what is sent over that is
-up to the loss function. A step uses up the state that it is given, and reuses its memory.
+the weights. Stacked outputs are not sent. Parameters are replicated over the axis of the
+ranks, cast to varying before differentiation so that gradients stay local, and updated
+equally on all ranks. Another axis of the mesh may shard them; communication over that axis
+is up to the loss function. A step donates the state that it is given.
 """
 
 from sparsejax.training.data_parallel import data_parallel as data_parallel

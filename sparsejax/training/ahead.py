@@ -1,4 +1,4 @@
-"""Steps that are given the next batch: which one was announced, and what a state delays."""
+"""Checks of steps that are given the next batch, and the record of the announced batch."""
 
 import warnings
 from typing import Any
@@ -15,12 +15,12 @@ MISSING: Any = object()
 
 
 def check_chain(seen: Observed, by_rows: frozenset[str], capacity: Any) -> bool:
-    """Whether a chain needs the next batch; raises where it could not work.
+    """Returns whether a chain needs the next batch; raises if it could not use it.
 
     Args:
-        seen: The chain, as `observing.observed` sees it.
-        by_rows: The paths of leaves whose gradients it takes as `RowGrads`.
-        capacity: That of the trainer.
+        seen: The result of `observing.observed` for the chain.
+        by_rows: The paths of leaves whose gradients it accepts as `RowGrads`.
+        capacity: The `capacity` of the trainer.
     """
     parts = [part for part in seen.ahead if part.paths or not part.inside]
     for part in parts:
@@ -50,7 +50,7 @@ def check_chain(seen: Observed, by_rows: frozenset[str], capacity: Any) -> bool:
 
 
 def check_next(is_ahead: bool, batch: Any, next_batch: Any) -> None:
-    """Raises unless the next batch is given where it is needed, and is like this one."""
+    """Raises unless the next batch is given if and only if needed, with equal shapes."""
     if not is_ahead:
         if next_batch is MISSING:
             return
@@ -86,40 +86,41 @@ def check_next(is_ahead: bool, batch: Any, next_batch: Any) -> None:
 
 
 class ReportedBatch:
-    """The next batch that a step was given, and whether its state holds anything back."""
+    """The record of the last step: its state, and the next batch that it was given."""
 
     def __init__(self, processes: int = 1):
-        """Remembers nothing yet.
+        """Makes an empty record.
 
         Args:
-            processes: How many processes hold devices of the mesh.
+            processes: The number of processes that have devices of the mesh.
         """
         self._processes = processes
         self._batch: Any = None
         self._step: Any = None
 
     def after(self, step: Any, next_batch: Any) -> None:
-        """Remembers a step.
+        """Records a step.
 
         Args:
-            step: The number in the state that it returned.
-            next_batch: The next batch that it was given; None where nothing is delayed.
+            step: `TrainState.step` of the state that it returned.
+            next_batch: The next batch that it was given; None if no rows are delayed.
         """
         self._step, self._batch = step, next_batch
 
     def is_kept(self, step: Any, batch: Any) -> bool:
-        """Whether a step on this batch proceeds without a flush before it.
+        """Returns whether a step on this batch can be taken without a flush before it.
 
-        That is where it reads nothing of what the state holds back. Of several processes
-        each sees its own part of a batch alone, and one that flushed would wait for the
-        others for ever: they all proceed, and this one warns.
+        It can if the batch is the announced one, or if no rows are delayed: then it reads
+        no delayed rows. On a mesh of several processes the answer is yes for another batch,
+        too, with a warning: each process sees only its own part of a batch, and a process
+        that flushed alone would wait for the others forever.
 
         Args:
-            step: The number in the state.
+            step: `TrainState.step` of the state that the step is given.
             batch: The batch.
         """
         if step is not self._step:
-            return False  # a state from elsewhere, as a checkpoint
+            return False  # not the state of the last step, but one from a checkpoint, say
         if self._batch is None or _are_same(batch, self._batch):
             return True
         if self._processes > 1:
@@ -138,7 +139,7 @@ class ReportedBatch:
 
 
 def _are_same(ours, theirs):
-    """Whether two batches are the same arrays, or hold the same numbers."""
+    """Returns whether two batches are the same arrays, or have equal elements."""
     if ours is theirs:
         return True
     if jax.tree.structure(ours) != jax.tree.structure(theirs):
@@ -148,7 +149,7 @@ def _are_same(ours, theirs):
 
 
 def _are_equal(a, b):
-    """Whether two arrays are; of those of several processes, what is here of them."""
+    """Returns whether two arrays are equal; of global ones, this process's shards."""
     own = []
     for x in (a, b):
         is_here = not isinstance(x, jax.Array) or x.is_fully_addressable

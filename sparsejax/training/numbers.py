@@ -1,7 +1,7 @@
-"""What a trainer does about steps that `sparsejax.skip_nonfinite` has left out.
+"""Handles steps that `sparsejax.skip_nonfinite` has skipped, for a trainer.
 
-Where that wrapper is outermost, the count in the optimizer's state shows which these are.
-Nothing is sent for it.
+If that wrapper is outermost, the count in the optimizer's state shows whether a step was
+skipped. Nothing is sent.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ from sparsejax.transforms.wrappers import SkipState
 
 
 def kept(before: Any, after: Any, old: Any, new: Any) -> Any:
-    """The next variables: the last ones where the step was left out.
+    """Returns the next variables: the old ones if the step was skipped.
 
     Args:
         before: The optimizer's state before the step.
-        after: That after it.
+        after: The optimizer's state after the step.
         old: The variables before the step.
-        new: Those after it.
+        new: The variables after the step.
     """
     if not isinstance(after, SkipState):
         return new
@@ -32,10 +32,10 @@ def kept(before: Any, after: Any, old: Any, new: Any) -> Any:
 
 
 def check(state: TrainState) -> None:
-    """Raises where the step that returned a state was left out, and that is to be reported.
+    """Raises if the step that returned a state was skipped, with `report=True`.
 
-    It waits for that step, if the state has the count, and reads a few numbers that are the
-    same on all processes.
+    It waits for that step, if the state has the record of bad numbers, and reads a few
+    numbers that are equal on all processes.
     """
     own = state.opt_state
     if not isinstance(own, SkipState) or own.found is None:

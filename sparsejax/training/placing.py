@@ -1,9 +1,9 @@
-"""What a user gives, on the mesh: what all ranks share, and their shares of a batch.
+"""Places arrays of the user on the mesh: replicated ones, and shares of a batch.
 
-Each process places what it has, and nothing of a leaf's size is sent. That all hold the
-same where they have to is checked once, when a state is made: each process hashes its
-leaves, and only hashes are exchanged. Where a mesh has devices of some processes only, as
-with JAX's own `device_put`, nothing is checked.
+Each process places its own arrays, and no leaf is sent. Arrays that must be equal on all
+processes are checked once, when a state is made: each process hashes its leaves, and only
+hashes are exchanged. If a mesh has devices of some processes only, nothing is checked, as
+in JAX's own `device_put`.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ from sparsejax.state import tree
 
 
 def on_all_processes(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
-    """Global arrays of what every process has whole; global arrays unchanged.
+    """Makes global arrays of a tree that every process has; global arrays are unchanged.
 
     Args:
         given: A tree of arrays.
-        mesh: The mesh. Where it has devices of all processes, all of them call this.
+        mesh: The mesh. If it has devices of all processes, all of them must call this.
         wanted: The `PartitionSpec` of each leaf.
-        call: Who is given the tree, as the user knows it.
+        call: The name of the public function, for the error.
 
     Raises:
         ArgumentError: The processes give different trees, or different numbers.
@@ -36,7 +36,7 @@ def on_all_processes(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
     if NamedSharding(mesh, PartitionSpec()).is_fully_addressable:
         put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
         return jax.tree.map(put, given, wanted)
-    # Only what is on the host, or nowhere in particular, is placed on several.
+    # Arrays that are not global are copied to the host, and placed from there.
     on_host = jax.tree.map(lambda x: x if _is_global(x) else _numbers(x), given)
     if len({device.process_index for device in mesh.devices.flat}) == jax.process_count():
         _check_alike(on_host, call)
@@ -62,13 +62,13 @@ def _is_key(x):
 
 
 def _numbers(x):
-    """An array of the host, in the dtype that JAX gives it."""
+    """Returns an array on the host, in the dtype that JAX would give it."""
     x = jax.random.key_data(x) if _is_key(x) else x
     return np.asarray(x, jax.dtypes.canonicalize_dtype(jnp.result_type(x)))
 
 
 def _check_alike(on_host, call):
-    """Raises on all processes if any has other leaves, or others numbers in one of them."""
+    """Raises on all processes if any has different leaves, or different numbers in one."""
     paths, leaves, _ = tree.flatten(on_host, call, rows=True)
     mine = [(path, x) for path, x in zip(paths, leaves, strict=True) if not _is_global(x)]
     shapes = [(path, x.shape, x.dtype.name) for path, x in mine]
@@ -95,25 +95,28 @@ def _check_alike(on_host, call):
 
 
 def _octets(x):
-    """The bytes of an array; not all dtypes have a buffer of their own."""
+    """Returns a view of an array as bytes: not all dtypes support the buffer protocol."""
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
 
 
 def _hash(data):
-    """uint32 [4]."""
+    """Returns a hash of bytes, uint32 [4]."""
     return np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.uint32)
 
 
 def _of_all(x):
-    """What each process has, [processes, ...]."""
+    """Gathers an array of all processes, [processes, ...]."""
     return np.asarray(multihost_utils.process_allgather(x))
 
 
 def _others(hashes):
-    """The first process that has another than process 0, for each number of a hash.
+    """Returns the first process whose hash differs from that of process 0.
 
     Args:
-        hashes: [processes, ..., 4]; without an axis between, the number is 0.
+        hashes: uint32 [processes, n, 4], or [processes, 4] for n = 1.
+
+    Returns:
+        A dict from the number of each hash that differs to the process.
     """
     hashes = hashes.reshape(len(hashes), -1, 4)
     differs = np.any(hashes != hashes[0], axis=-1)
@@ -123,13 +126,13 @@ def _others(hashes):
 
 
 def on_mesh(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
-    """A tree on the mesh, as `shard_map` returns it: nothing is compiled twice.
+    """Places a tree on the mesh as an output of `shard_map`, so that no step is recompiled.
 
     Args:
-        given: A tree of arrays, which every process holds whole, or which are there.
+        given: A tree of arrays that every process has, or that are global.
         mesh: The mesh.
         wanted: The `PartitionSpec` of each leaf.
-        call: Who is given the tree, as the user knows it.
+        call: The name of the public function, for the error.
     """
     there = lambda x, spec: is_placed(x, mesh, spec)
     if all(jax.tree.leaves(jax.tree.map(there, given, wanted))):
@@ -139,7 +142,7 @@ def on_mesh(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
 
 
 def is_placed(x: Any, mesh: Mesh, spec: PartitionSpec) -> bool:
-    """Whether an array is on the mesh already, as the spec says."""
+    """Returns whether an array is on the mesh already, sharded as the spec says."""
     sharding = NamedSharding(mesh, spec)
     return isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
 
@@ -150,12 +153,12 @@ class Batches:
     def __init__(self, mesh: Mesh, axis_name: AxisName):
         self._sharding = NamedSharding(mesh, PartitionSpec(axis_name))
         self._ranks = specs.ranks_of(mesh, axis_name)
-        # The ranks that have a device in this process.
+        # The number of ranks that have a device in this process.
         places = self._sharding.addressable_devices_indices_map((self._ranks,))
         self._own_ranks = len({str(index) for index in places.values()})
 
     def placed(self, batch: Any) -> Any:
-        """The batch as global arrays."""
+        """Returns the batch as global arrays."""
         return jax.tree_util.tree_map_with_path(self._placed, batch)
 
     def _placed(self, path, x):

@@ -20,11 +20,11 @@ class TrainState(NamedTuple):
     """The state of a training run.
 
     Attributes:
-        step: int32: the number of steps taken.
+        step: int32 [], the number of steps taken.
         params: The parameters, replicated.
         opt_state: The state of the optimizer.
-        variables: What the loss function changes and no gradient trains, such as batch
-            statistics; None if there is nothing. What differs by rank is `PerRank`.
+        variables: Arrays that the loss function changes and that are not trained by
+            gradients, such as batch statistics, or None. Those kept by rank are `PerRank`.
         key: The PRNG key from which those of all ranks and steps are made, or None.
 
     Example:
@@ -49,7 +49,7 @@ class TrainState(NamedTuple):
 
 
 def check_key(key: Any) -> None:
-    """Raises unless it is a single PRNG key, or None."""
+    """Raises unless `key` is a single PRNG key, or None."""
     if key is None:
         return
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
@@ -66,11 +66,11 @@ def check_key(key: Any) -> None:
 
 
 def require_usable(state: Any, call: str) -> None:
-    """Raises unless the state is a `TrainState` whose arrays are still there.
+    """Raises unless the state is a `TrainState` whose arrays are not deleted.
 
     Args:
-        state: What the caller was given as a state.
-        call: The name of the public method, for the message.
+        state: The state that the caller was given.
+        call: The name of the public method, for the error.
     """
     if not isinstance(state, TrainState):
         raise StateError(
@@ -88,11 +88,11 @@ def require_usable(state: Any, call: str) -> None:
 def require_synchronized(
     updates: Any, opt_state: Any, opt_specs: Any, names: Set[str]
 ) -> None:
-    """Raises where an update, or state declared equal on all ranks, differs by rank.
+    """Raises if an update, or an array declared equal on all ranks, varies over them.
 
     Args:
-        updates: What `tx.update` returned.
-        opt_state: The optimizer's state that it returned.
+        updates: The updates from `tx.update`.
+        opt_state: The optimizer's state from `tx.update`.
         opt_specs: The PartitionSpecs of that state.
         names: The mesh axes of the ranks.
     """
@@ -111,7 +111,7 @@ def require_synchronized(
         opt_specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
     )
     if jax.tree.structure(opt_state) != structure:
-        return  # shard_map says in what they differ
+        return  # shard_map raises, and names the difference
     paths, leaves, _ = tree.flatten(opt_state)
     for path, leaf, spec in zip(paths, leaves, specs, strict=True):
         parts = (axes.axis_names(part) for part in spec if part is not None)
@@ -127,37 +127,37 @@ def require_synchronized(
 
 
 class Checked:
-    """The states before steps, of which some are compared over the ranks.
+    """Compares the states before some steps over the ranks.
 
-    Steps are counted here: the number in a state is on the device, and reading it would
-    wait for all that was started there.
+    Steps are counted on the host: the number in a state is on the device, and reading it
+    would wait for all steps that were started there.
     """
 
     def __init__(self, every: int | None, axis_name: AxisName):
         """Compares nothing yet.
 
         Args:
-            every: At which steps states are compared; None never does.
-            axis_name: The axis of the ranks.
+            every: The number of steps after which a state is compared; never if None.
+            axis_name: The mesh axis of the ranks.
         """
         if every is not None:
             arguments.check_whole("check_every", every, 1, " or None")
         self._every = every
         self._axis_name = axis_name
-        self._step: jax.Array | None = None  # the number in the state of the last step
-        self._number: int | None = None  # as counted here
+        self._step: jax.Array | None = None  # `TrainState.step` after the last step
+        self._number: int | None = None  # the same number, counted on the host
 
     def is_last(self, state: TrainState) -> bool:
-        """Whether a state is what the last step, or a flush, returned."""
+        """Returns whether a state is the result of the last step, or of a flush."""
         return state.step is self._step
 
     def before(self, state: TrainState) -> None:
-        """Compares a state, if its step is one of those, or if it comes from elsewhere.
+        """Compares a state, if its step is due, or if it is no result of the last step.
 
-        Such a state is the first, or one that was restored; its number is read.
+        A state of the latter kind is the first one, or was restored; its number is read.
 
         Raises:
-            ReplicaError: Ranks hold different bits of what should be the same.
+            ReplicaError: Ranks have different bits of arrays that should be equal.
         """
         if self._every is None:
             return
@@ -170,7 +170,7 @@ class Checked:
         check_replicas(state, self._axis_name, step=self._number)
 
     def after(self, state: TrainState) -> None:
-        """Counts a step, which has returned this state."""
+        """Counts a step that has returned this state."""
         self._step = state.step
         self._number = None if self._number is None else self._number + 1
 

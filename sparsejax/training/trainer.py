@@ -26,10 +26,10 @@ from sparsejax.wire.collectives import Wire
 
 
 class DataParallel:
-    """A train step over a mesh: what `sparsejax.data_parallel` returns.
+    """A train step over a mesh: the result of `sparsejax.data_parallel`.
 
-    Its methods are the training loop: `init` once, `step` for each batch, `evaluate` for a
-    loss without an update, and `flush` before parameters are read otherwise.
+    Its methods are those of a training loop: `init` once, `step` for each batch, `evaluate`
+    for a loss without an update, and `flush` before parameters are read otherwise.
 
     Example:
         >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
@@ -92,7 +92,7 @@ class DataParallel:
         self._capacity = None if capacity is None else rows.check_capacity(capacity)
         of = self._axis_name, loss, eval_loss, aux, weight, ids, self._capacity
         self._program = Program(self._tx, *of)
-        # A step of these sends nothing; an evaluation does.
+        # A step with overlap sends nothing; an evaluation does.
         self._step_program = self._program
         if self._overlap:
             check_sends_nothing(aux, weight)
@@ -105,7 +105,7 @@ class DataParallel:
         self._checked = Checked(check_every, self._axis_name)
         self._compiled: dict[Any, Any] = {}
         processes = {device.process_index for device in mesh.devices.flat}
-        self._told = ahead.ReportedBatch(len(processes))
+        self._reported = ahead.ReportedBatch(len(processes))
 
     def init(
         self,
@@ -119,12 +119,13 @@ class DataParallel:
 
         Args:
             params: The parameters, equal on all processes.
-            variables: What `loss_fn` changes and no gradient trains: a tree of arrays,
-                equal for all ranks at first. It is given to `loss_fn` as `variables`.
-            key: A PRNG key. `loss_fn` is given another one on each rank and in each step,
-                made from it.
-            timeout: Seconds to wait for the other processes of the mesh, which compare what
-                they are about to train. None compares nothing.
+            variables: A tree of arrays that `loss_fn` changes and that are not trained by
+                gradients, equal on all ranks at first. It is passed to `loss_fn` as
+                `variables`.
+            key: A PRNG key, from which a different one is derived for each rank and step,
+                and passed to `loss_fn`.
+            timeout: Seconds to wait for the other processes of the mesh, which compare
+                parameters, optimizer and options before training. None compares nothing.
         """
         job = Setup("trainer.init", self._mesh, timeout)
         with job.made_ready():
@@ -145,7 +146,7 @@ class DataParallel:
         params, variables, key = given["params"], given["variables"], given["key"]
         wrapped = of_variables.wrapped(variables, self._variables, self._axis_name)
 
-        # Through shard_map, so that the first step sees what all later ones will see.
+        # By shard_map, so that the first step has inputs of the types of all later ones.
         def copy(params, step, variables, key):
             wire = Wire(self._axis_name)
             params, step, key = jax.tree.map(of_variables.copied, (params, step, key))
@@ -159,11 +160,11 @@ class DataParallel:
         )
         params, step, variables, key = jax.jit(copy)(params, jnp.int32(0), wrapped, key)
         opt_state = maker.make(params)
-        self._told.after(step, None)
+        self._reported.after(step, None)
         return TrainState(step, params, opt_state, variables, key)
 
     def _made_ready(self, job, params, variables, key):
-        """The maker of the optimizer's state; other processes hear what is trained."""
+        """Returns the maker of the optimizer's state; tells other processes the options."""
         of = params, self._mesh, self._axis_name
         maker = initial.Maker.of(self._tx, *of, self._param_specs, self._check_vma)
         if job.is_shared:
@@ -184,9 +185,9 @@ class DataParallel:
         Args:
             state: The state, from `init` or from the last step.
             batch: A tree of arrays: the shares of the ranks, one after another along the
-                leading axis. Each of several processes gives the shares of its own ranks,
+                leading axis. Each of several processes passes the shares of its own ranks,
                 all of the same length, or a global `jax.Array`.
-            next_batch: The batch of the next step, where `sparsejax.embrace_sync` needs it;
+            next_batch: The batch of the next step, if `sparsejax.embrace_sync` needs it;
                 None if there is none. If the next step is given another batch, delayed rows
                 are applied first. On a mesh of several processes they are not, since
                 processes do not know one another's batches; a process with another batch
@@ -202,7 +203,7 @@ class DataParallel:
         """
         require_usable(state, "trainer.step")
         if not self._checked.is_last(state):
-            # Not one that the last step returned, but restored, perhaps.
+            # The state is not the result of the last step; it may be a restored one.
             check_whole(state)
             self._check_ranks(state)
             whole = self._whole_specs(state)
@@ -212,33 +213,33 @@ class DataParallel:
         self._checked.before(state)
         is_ahead = self._is_ahead(state.params)
         ahead.check_next(is_ahead, batch, next_batch)
-        told = next_batch if is_ahead else None
-        batches = [batch] if told is None else [batch, told]
-        # Before the state is used up: a batch that does not fit loses nothing.
+        announced = next_batch if is_ahead else None
+        batches = [batch] if announced is None else [batch, announced]
+        # Batches are placed before the state is donated, so that an error loses no state.
         batches = list(map(self._batches.placed, batches))
         step = self.compiled(state, has_next=len(batches) > 1)
-        if is_ahead and not self._told.is_kept(state.step, batch):
-            step.eval_shape(state, *batches)  # nor does one that cannot be traced
+        if is_ahead and not self._reported.is_kept(state.step, batch):
+            step.eval_shape(state, *batches)  # neither does an error while tracing
             state = self.flush(state)
         after, out = step(state, *batches)
         if self._overlap:
             params, opt_state = self._overlap.turn(after.params, after.opt_state)
             after = after._replace(params=params, opt_state=opt_state)
         self._checked.after(after)
-        self._told.after(after.step, told)
+        self._reported.after(after.step, announced)
         numbers.check(after)
         return after, out
 
     def flush(self, state: TrainState) -> TrainState:
-        """Applies all that waits for the next step, and brings all rows up to date.
+        """Applies all updates that wait for the next step, and catches up all rows.
 
-        What waits are the delayed rows of `sparsejax.embrace_sync`, and the gradients of
-        `sparsejax.embrace.horizontal`. Call it before parameters are read by anything but
-        `evaluate`, and before they are saved for another purpose than to resume. The state
-        is donated, as by a step.
+        These are the delayed rows of `sparsejax.embrace_sync`, and the gradients that
+        `sparsejax.embrace.horizontal` carries. Call it before parameters are read by
+        anything but `evaluate`, and before they are saved for another purpose than to
+        resume. The state is donated, as by a step.
 
         Args:
-            state: From `init` or from the last step.
+            state: The state, from `init` or from the last step.
         """
         require_usable(state, "trainer.flush")
         if not self._waits(state.params):
@@ -257,19 +258,19 @@ class DataParallel:
             self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
         after = self._compiled[key](state)
         self._checked.flushed(state, after)
-        self._told.after(after.step, None)
+        self._reported.after(after.step, None)
         return after
 
     def _waits(self, params):
-        """Whether a step may leave something for the next one to apply."""
+        """Returns whether updates of a step may wait for the next one."""
         return halves.has_two(self._tx) or self._is_ahead(params)
 
     def _is_ahead(self, params):
-        """Whether a part of the optimizer needs the next batch."""
+        """Returns whether a part of the optimizer needs the next batch."""
         return self._known(params)[0]
 
     def _known(self, params):
-        """Whether the next batch is needed, and whether rows of parameters may be late."""
+        """Returns whether the next batch is needed, and whether rows may be late."""
         key = "known", jax.tree.structure(params)
         if key not in self._compiled:
             seen = observing.observed(self._tx, params)
@@ -281,18 +282,20 @@ class DataParallel:
     def evaluate(self, state: TrainState, batch: Any) -> Any:
         """Returns the loss of a batch, without a gradient or an update.
 
-        It calls `eval_fn`, or `loss_fn` without one, as a step would. The variables that it
-        returns are dropped. `opt_state` of the state may be anything, such as None.
+        It calls `eval_fn`, or `loss_fn` if that is None, as a step calls `loss_fn`. The
+        variables that it returns are dropped. `opt_state` of the state is used only if
+        updates wait for the next step, or rows may have missed steps; otherwise it may be
+        None.
 
         Args:
-            state: From `init` or from a step.
-            batch: As for `step`.
+            state: The state, from `init` or from a step.
+            batch: The batch; see `step`.
 
         Returns:
             The loss averaged over ranks; with auxiliary outputs, the loss and these.
         """
         require_usable(state, "trainer.evaluate")
-        # Without what is not needed: the optimizer's state may be larger than all else.
+        # The optimizer's state, which may be large, is passed only if it is needed.
         _, has_late_rows = self._known(state.params)
         if not self._waits(state.params) and not has_late_rows:
             state = state._replace(opt_state=None)
@@ -300,7 +303,7 @@ class DataParallel:
         return self._evaluation(state)(state, self._batches.placed(batch))
 
     def compiled(self, state: TrainState, has_next: bool = False) -> Any:
-        """Returns the jitted step, for `lower` and `compile`; one for each kind of state.
+        """Returns the jitted step, for `lower` and `compile`; one per structure of state.
 
         Args:
             state: The state.
@@ -320,7 +323,7 @@ class DataParallel:
         return self._compiled[key]
 
     def _evaluation(self, state):
-        """The jitted evaluation, one for each structure of state."""
+        """Returns the jitted evaluation, one for each structure of state."""
         of_variables.check_ranks(state.variables, self._ranks)
         key = "evaluate", jax.tree.structure(state)
         if key not in self._compiled:
@@ -339,7 +342,7 @@ class DataParallel:
         of_variables.check_ranks(state.variables, self._ranks)
 
     def _on_ranks(self, local, state_specs, out_specs, batches=1):
-        """A function of this rank's state and shares of batches, on all ranks."""
+        """Maps a function of a rank's state and shares of batches over all ranks."""
         in_specs = (state_specs, *[PartitionSpec(self._axis_name)] * batches)
         return initial.on_ranks(
             local,

@@ -1,7 +1,7 @@
-"""Variables: what a loss function changes and no gradient trains, such as batch statistics.
+"""Variables: arrays that a loss changes without a gradient, such as batch statistics.
 
-On the wire: a psum for each floating leaf that is averaged; nothing for what is kept by
-rank, nor for integers, which must be equal on all ranks.
+On the wire: a psum for each floating leaf that is averaged; nothing for leaves that are
+kept by rank, nor for integers, which must be equal on all ranks.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ KINDS = ("mean", "by_rank")
 
 
 def check(kinds: Any) -> None:
-    """Raises unless it says for each variable what becomes of it."""
+    """Raises unless all leaves are one of `KINDS`."""
     for kind in jax.tree.leaves(kinds, is_leaf=lambda node: node is None):
         if kind not in KINDS:
             raise ArgumentError(
@@ -33,7 +33,7 @@ def check(kinds: Any) -> None:
 
 
 def check_by_rank(values: Any, kinds: Any) -> None:
-    """Raises where variables are put together in each step, and a step sends nothing."""
+    """Raises if a variable is reduced over the ranks, for steps that send nothing."""
     if values is not None and any(kind != "by_rank" for kind in jax.tree.leaves(kinds)):
         raise ArgumentError(
             "data_parallel: with overlap=True a step sends nothing, and the mean of "
@@ -43,13 +43,13 @@ def check_by_rank(values: Any, kinds: Any) -> None:
 
 
 def wrapped(values: Any, kinds: Any, axis_name: AxisName) -> Any:
-    """The values, those that are kept by rank as `PerRank`."""
+    """Returns the values, with those that are kept by rank in a `PerRank`."""
     if values is None:
         return None
 
     def wrap(kind, value):
-        # Of no parameter: so they are sharded over the ranks alone, and `sparsejax.resized`
-        # averages them.
+        # No paths of parameters: so they are sharded over the ranks only, and
+        # `sparsejax.resized` averages them.
         return PerRank(value, axis_name, paths=()) if kind == "by_rank" else value
 
     try:
@@ -62,12 +62,12 @@ def wrapped(values: Any, kinds: Any, axis_name: AxisName) -> Any:
 
 
 def copied(x: jax.Array) -> jax.Array:
-    """A copy, of a dtype that later steps will not change."""
+    """Returns a copy that is not weakly typed, so that later steps keep its dtype."""
     return jnp.array(x, dtype=x.dtype, copy=True)
 
 
 def first(values: Any, wire: Wire) -> Any:
-    """The first variables on a rank: wrapped values, copied, with a leading rank axis."""
+    """Copies wrapped values; adds a leading rank axis to those that are kept by rank."""
 
     def one(node):
         if not isinstance(node, PerRank):
@@ -78,7 +78,7 @@ def first(values: Any, wire: Wire) -> Any:
 
 
 def check_ranks(variables: Any, ranks: int) -> None:
-    """Raises where variables were kept by another number of ranks."""
+    """Raises if variables were kept by another number of ranks."""
     nodes = jax.tree_util.tree_leaves_with_path(variables, is_leaf=_is_per_rank)
     for path, node in nodes:
         held = node.value if isinstance(node, PerRank) else ()
@@ -92,9 +92,9 @@ def check_ranks(variables: Any, ranks: int) -> None:
 
 
 def given(variables: Any, wire: Wire) -> Any:
-    """The variables as the loss function is given them.
+    """Returns the variables in the form that is passed to the loss function.
 
-    Floating ones vary over the ranks from the start, as what is computed from them will.
+    Floating ones are cast to varying over the ranks, like values computed from them.
     """
 
     def one(node):
@@ -106,12 +106,12 @@ def given(variables: Any, wire: Wire) -> Any:
 
 
 def merged(variables: Any, new: Any, share: Share) -> Any:
-    """The next variables, from the last ones and those that the loss function returned.
+    """Returns the next variables, reduced over the ranks.
 
     Args:
-        variables: Those in the state, on this rank.
-        new: Those returned.
-        share: How much this rank counts.
+        variables: The variables in the state, on this rank.
+        new: The variables that the loss function returned.
+        share: The share of this rank in means.
     """
     old = given(variables, share.wire)
     _check_alike(old, new)
@@ -145,14 +145,14 @@ def _averaged(path, old, new, share):
 
 
 def kinds_of(arrays: Any) -> dict[str, str]:
-    """The dtype and shape of each array of a tree, as messages say them, by its path."""
+    """Returns the dtype and shape of each array of a tree, as text, by path."""
     paths, leaves, _ = tree.flatten(arrays)
     kinds = (f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in leaves)
     return dict(zip(paths, kinds, strict=True))
 
 
 def _check_alike(old, new):
-    """Raises unless the loss function returned what it was given, changed."""
+    """Raises unless the loss function returned variables of the same paths and types."""
     was, now = kinds_of(old), kinds_of(new)
     for path in sorted(was.keys() | now.keys()):
         if was.get(path) != now.get(path):
@@ -173,11 +173,11 @@ def _is_floating(x):
 
 
 def keywords(state: Any, wire: Wire) -> dict[str, Any]:
-    """The keyword arguments of the loss function, of what the state has.
+    """Returns the keyword arguments of the loss function, those that the state has.
 
     Args:
         state: The `TrainState`.
-        wire: The ranks.
+        wire: The wire.
     """
     found = {}
     if state.variables is not None:

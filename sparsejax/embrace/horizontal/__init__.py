@@ -11,35 +11,35 @@ next step begins with
                                       reduce block 3   ...
 
 and goes on with the loss, the backward, and new gradients to be carried. The forward of a
-block needs the reductions of that block and of those before it, and no other: so all that
-come after it may be on their way while it computes.
+block needs the reductions of that block and of those before it, and no others: so all
+later reductions may be in progress while it computes.
 
 On the wire: what the synchronization in the chain sends for each block by itself, once a
-step, block after block. Left to itself, XLA would take all reductions together as one, for
-which all forwards would wait: so what a block's reduction is given passes a barrier
-(`lax.optimization_barrier`) after the parameters of the block before it. That keeps
-reductions separate, and in order.
+step, block after block. XLA would otherwise combine all reductions into one, for which all
+forwards would wait: so the gradients of a block pass a barrier
+(`lax.optimization_barrier`) together with the updated parameters of the block before it.
+That keeps reductions separate, and in order.
 
 Why it is right: the parameters that a forward sees are those of training without it. They
 are updated by the same gradients, from the same parameters and the same optimizer's state,
-only later: between two steps the state is one update late, and `flush` catches up. Each
-block has the chain for itself, with a state of its own: a chain that looks over all leaves,
-as one with `optax.clip_by_global_norm`, would not come to the same, and is refused by what
-its program does, not by name.
+only later: between two steps the state is one update late, and `flush` catches up. The
+chain is applied to each block by itself, with a state of its own. A chain that combines
+leaves of several blocks, such as one with `optax.clip_by_global_norm`, would give another
+result, and raises an error: its program is analysed, not its name.
 
-A step that has nothing to apply, the first or one after a flush, sends zeros and leaves
-parameters and states as they are: so all steps are one program, and no step is a branch,
-which XLA would finish before anything after it.
+A step without gradients to apply, the first or one after a flush, sends zeros and does not
+change parameters and states. So all steps are one program without a branch, which XLA
+would finish before anything after it.
 
 Tables sharded by columns exchange inside of the loss, and are not carried; nor are leaves
 named by `at_once`, which are updated at the end of the step that has their gradients.
 
-* `blocks`: which leaves are one block.
-* `first_use`: in which order a loss uses them.
-* `independence`: whether a chain treats blocks separately.
+* `blocks`: groups leaves into blocks.
+* `first_use`: finds the order in which a loss uses blocks.
+* `independence`: checks that a chain treats blocks separately.
 * `cuts`: a tree cut into blocks.
-* `schedule`: what is done in a step, and the state between two.
-* `transformation`: what a user is given.
+* `schedule`: the computation of a step, and the state between steps.
+* `transformation`: the public transformation.
 """
 
 from sparsejax.embrace.horizontal.first_use import find_order as find_order

@@ -1,8 +1,8 @@
-"""Blocks: leaves whose gradients are reduced together, by the paths that lead to them.
+"""Blocks: groups of leaves whose gradients are reduced together, found from their paths.
 
-Unless an order says otherwise, a block is what lies below the first numbered key on the way
-to a leaf, such as `encoder/layer_3`, which is how models number what they repeat; where no
-key is numbered, it is the leaves of one parent, such as `head/kernel` and `head/bias`.
+Without a given order, a block contains the leaves below the first numbered key of a path,
+such as `encoder/layer_3`, since models number repeated layers; if no key is numbered, it
+contains the leaves of one parent, such as `head/kernel` and `head/bias`.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ _NUMBERED = re.compile(r".*\d")
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Leaves that are reduced together.
+    """A group of leaves that are reduced together.
 
     Attributes:
-        name: The prefixes of their paths.
-        paths: Their paths.
+        name: The path prefixes of the block, joined by ", ".
+        paths: The paths of its leaves.
     """
 
     name: str
@@ -33,11 +33,11 @@ class Block:
 
 
 def cut(paths: Sequence[str], order: Order | Callable[..., Order] | None) -> list[Block]:
-    """The blocks of all leaves; in the order given, or in that of their first leaves.
+    """Returns the blocks of all leaves, in the given order or in that of first leaves.
 
     Args:
-        paths: The leaves that are carried.
-        order: Path prefixes, or a function from the paths to these; None: see the module.
+        paths: The paths of the leaves that are carried.
+        order: Path prefixes, or a function from the paths to these. None: see the module.
     """
     if order is None:
         members: dict[str, list[str]] = {}
@@ -58,12 +58,12 @@ def cut(paths: Sequence[str], order: Order | Callable[..., Order] | None) -> lis
 
 
 def among(names: Sequence[str], paths: Sequence[str], what: str) -> list[bool]:
-    """Whether each path begins with one of these prefixes; each of them must match.
+    """Returns for each path whether it begins with a prefix; raises if one matches none.
 
     Args:
         names: The prefixes.
         paths: The paths.
-        what: The argument, for the message.
+        what: The name of the argument, for the error.
     """
     for name in names:
         if not any(_begins(path, name) for path in paths):
@@ -75,7 +75,7 @@ def among(names: Sequence[str], paths: Sequence[str], what: str) -> list[bool]:
 
 
 def ordered(blocks: Sequence[Block], names: Sequence[str]) -> list[Block]:
-    """The blocks in the order of these names, each of which must be there once."""
+    """Returns the blocks in the order of `names`, which must have each name once."""
     by_name = {block.name: block for block in blocks}
     if sorted(by_name) != sorted(names):
         raise ArgumentError(
@@ -86,7 +86,7 @@ def ordered(blocks: Sequence[Block], names: Sequence[str]) -> list[Block]:
 
 
 def _by_name(wanted, paths):
-    """The blocks of prefixes by their names; each leaf must be in one."""
+    """Returns the blocks of prefixes, by their names; raises unless each leaf is in one."""
     members: dict[str, list[str]] = {name: [] for name in wanted}
     missed = []
     for path in paths:
@@ -137,7 +137,7 @@ def _begins(path, prefix):
 
 
 def _name(path):
-    """The name of the block that a leaf is in where no order says it."""
+    """Returns the name of the block of a leaf without a given order."""
     *keys, _ = path.split("/")
     for at, key in enumerate(keys):
         if _NUMBERED.fullmatch(key):

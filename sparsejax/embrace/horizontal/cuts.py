@@ -15,12 +15,12 @@ class Cut(NamedTuple):
     """A tree of parameters, or of gradients, cut into blocks.
 
     Attributes:
-        paths: Of the leaves, but for those in nodes that ranks share out.
+        paths: The paths of the leaves, except for those in `Sharded` nodes.
         leaves: The leaves.
-        structure: Of the tree without such nodes.
-        shards: These nodes.
+        structure: The structure of the tree without such nodes.
+        shards: The `Sharded` nodes.
         blocks: The blocks.
-        carried: Whether each leaf is carried.
+        carried: For each leaf, whether it is carried.
     """
 
     paths: list[str]
@@ -31,18 +31,18 @@ class Cut(NamedTuple):
     carried: list[bool]
 
     def only(self, keep: Callable[[str], bool]) -> Any:
-        """The tree of the carried leaves that a function of the path keeps."""
+        """Returns the tree with all leaves masked that are not carried or not kept."""
         rows = zip(self.paths, self.leaves, self.carried, strict=True)
         kept = [x if held and keep(path) else optax.MaskedNode() for path, x, held in rows]
         return self.structure.unflatten(kept)
 
     def of_block(self, block: Block) -> Any:
-        """The tree of a block's leaves."""
+        """Returns the tree with all leaves masked but those of a block."""
         members = set(block.paths)
         return self.only(lambda path: path in members)
 
     def rest(self) -> Any:
-        """The tree of what is not carried; None if all is."""
+        """Returns the tree with carried leaves masked; None if all are carried."""
         if all(self.carried) and not self.shards.places:
             return None
         pairs = zip(self.leaves, self.carried, strict=True)
@@ -50,7 +50,12 @@ class Cut(NamedTuple):
         return self.shards.together(self.structure.unflatten(kept), self.shards.nodes)
 
     def merged(self, leaves: Sequence[Any], rest: Any) -> Any:
-        """The whole tree, of leaves that are carried, and of a tree of the others."""
+        """Returns the whole tree, from carried leaves and a tree of the others.
+
+        Args:
+            leaves: All leaves, of which those that are carried are used.
+            rest: A tree like `rest()`, of which the others are used.
+        """
         whole = self.shards.structure if self.shards.places else self.structure
         others = whole.flatten_up_to(rest)
         nodes = [others[at] for at in self.shards.places]
@@ -60,7 +65,7 @@ class Cut(NamedTuple):
         return self.shards.together(self.structure.unflatten(kept), nodes)
 
     def with_leaves(self, leaves: Sequence[Any]) -> Any:
-        """The whole tree, with other leaves."""
+        """Returns the whole tree with its leaves replaced."""
         return self.shards.together(self.structure.unflatten(leaves), self.shards.nodes)
 
     @classmethod
@@ -68,9 +73,9 @@ class Cut(NamedTuple):
         """Cuts a tree.
 
         Args:
-            given: Parameters, or gradients of them.
-            order: The blocks, as `horizontal` takes them.
-            at_once: The beginnings of the paths of what is not carried.
+            given: The parameters, or gradients of them.
+            order: The `order` argument of `horizontal`.
+            at_once: The path prefixes of leaves that are not carried.
         """
         shards = sharded.apart(given)
         paths, leaves, structure = tree.flatten(shards.rest, "horizontal", rows=True)

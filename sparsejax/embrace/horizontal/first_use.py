@@ -1,10 +1,10 @@
-"""The order in which a loss uses its parameters, read from its traced program.
+"""Derives the order in which a loss uses its parameters from its traced program.
 
-A parameter is used where it first meets data: what depends on the batch, or on parameters
-that have met it. Before that it may be cast, transposed, or put together with others, and
-wait: a cast of all parameters at the beginning of a loss says nothing about the order. What
-is looked into is what `sparsejax.tracing` looks into, and scans; whatever else holds a
-program uses at once all that it is given.
+A parameter is used where it is first combined with data: values that depend on the batch,
+or on parameters that were used. Casts, transpositions and combinations with other
+parameters are no use: a cast of all parameters at the beginning of a loss does not
+determine the order. The programs inside equations are followed as by `sparsejax.tracing`,
+and those of scans; any other equation with a program uses all its inputs at once.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from sparsejax.tracing.interpreter import Domain, interpret
 
 @dataclasses.dataclass(frozen=True)
 class _ArrayUse:
-    """What the walk knows of an array.
+    """The facts about an array.
 
     Attributes:
         data: Whether it depends on data.
-        of: The parameters, by number, that it is made of and that wait to be used.
+        of: The numbers of the parameters on which it depends and that are not used yet.
     """
 
     data: bool = False
@@ -49,14 +49,14 @@ def find_order(
 
     The result is an `order` for `horizontal`, which you can read and change. Call it where
     the loss can be traced: inside `shard_map`, if the loss communicates. `data_parallel`
-    calls it by itself for a `horizontal` without an order.
+    calls it for a `horizontal` without an order.
 
     Args:
         loss_fn: The loss, which is called with `(params, *args, **kwargs)`.
-        params: The parameters, or their abstract values.
+        params: The parameters, or their shapes and dtypes.
         *args: Further arguments, such as a batch.
-        order: The blocks, as `horizontal` takes them, in any order. If None, those that
-            `horizontal` makes.
+        order: The blocks, as for `horizontal`, in any order. If None, those that
+            `horizontal` finds from paths.
         at_once: See `horizontal`.
         **kwargs: Further keyword arguments.
 
@@ -78,9 +78,10 @@ def find_order(
 
 
 def uses(loss_fn: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> list[str]:
-    """The paths of the parameters in the order in which a loss first uses them.
+    """Returns the paths of the parameters in the order in which a loss first uses them.
 
-    Those that it never uses come last, and those of one use as they stand in the tree.
+    Parameters that it does not use come last. Parameters that one equation uses are in the
+    order of the tree.
     """
     shards = sharded.apart(params)
     paths, leaves, structure = tree.flatten(shards.rest, "find_order")
@@ -103,17 +104,18 @@ def uses(loss_fn: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) ->
 
 
 class _FirstUse(Domain[_ArrayUse]):
-    """An array is what it is made of.
+    """The domain in which the value of an array is an `_ArrayUse`.
 
     Args:
-        first: When each parameter was first used, which is noted in it; None: nothing is.
+        first: The position of each parameter in the order of uses, to be filled in; if
+            None, uses are not recorded.
     """
 
     def __init__(self, first: dict[int, int] | None):
         self.first = first
 
     def constant(self, x):
-        # What a loss closes over is data where it is a part of the same computation.
+        # A traced array over which a loss closes belongs to the same computation: data.
         return _ArrayUse(data=isinstance(x, Tracer))
 
     def other(self, eqn, given):
@@ -126,7 +128,7 @@ class _FirstUse(Domain[_ArrayUse]):
         return _joined([index, *sides] if index.data else sides)
 
     def scan(self, eqn, given):
-        """A loop's carry is data in all turns if it is in one."""
+        """Iterates until the carry is stable: it is data in all turns if it is in one."""
         (body,) = programs.programs(eqn)
         start, end = programs.scan_split(eqn)
         silent = _FirstUse(None)
@@ -139,7 +141,7 @@ class _FirstUse(Domain[_ArrayUse]):
             again = [*given[:start], *after, *given[end:]]
             if again == given:
                 return interpret(body, self, given)
-            # A parameter in the carry that meets data in a later turn is used here.
+            # A parameter in the carry that is combined with data in a later turn is used.
             self._note(
                 [old for old, new in zip(given[start:end], after, strict=True) if new.data]
             )

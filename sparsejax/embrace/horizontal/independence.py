@@ -1,9 +1,9 @@
-"""Whether a chain treats blocks separately, by its traced program.
+"""Checks that a chain treats blocks separately, by its traced program.
 
-The program of an update is interpreted with the blocks that each of its arrays
-depends on. Where the update of one block, or something that the state keeps, depends on
-two, the chain looks over leaves: run for each block by itself, it would come to other
-numbers. Exchanges and sparsifiers are not looked into: they are to be run block by block.
+The program of an update is interpreted with the blocks on which each of its arrays
+depends. If the update of one block, or an array of the state, depends on two blocks, the
+chain combines leaves: applied to each block by itself, it would compute different numbers.
+Exchanges and sparsifiers are not analysed: they may be applied block by block.
 """
 
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ class _BlockDependence(NamedTuple):
     """The blocks on which an array depends.
 
     Attributes:
-        blocks: The blocks, by name.
-        why: What first put two of them together, if there are two.
+        blocks: The names of the blocks.
+        why: The equation that first combined two blocks, or None.
     """
 
     blocks: frozenset[str] = frozenset()
@@ -31,13 +31,13 @@ class _BlockDependence(NamedTuple):
 
 
 def check_apart(tx: Any, params: Any, block_of: dict[str, str], wire: Wire) -> None:
-    """Raises where a chain's update of one block depends on another; inside `shard_map`.
+    """Raises if a chain's update of one block depends on another; inside `shard_map`.
 
     Args:
         tx: The chain.
-        params: The parameters that are carried, all else masked.
-        block_of: The block of each of them, by its path.
-        wire: The ranks.
+        params: The parameters, with those masked that are not carried.
+        block_of: The name of the block of each carried parameter, by its path.
+        wire: The wire.
     """
     paths, leaves, structure = tree.flatten(params)
     held, of_state = jax.tree.flatten(tx.init(params))
@@ -75,7 +75,7 @@ def _check(what, value):
 
 
 class _BlocksOfArrays(Domain[_BlockDependence]):
-    """An array is what it depends on."""
+    """The domain in which the value of an array is the blocks on which it depends."""
 
     def constant(self, x):
         return _BlockDependence()

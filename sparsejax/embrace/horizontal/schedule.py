@@ -1,4 +1,4 @@
-"""What is done in a step: gradients are carried, and applied block after block."""
+"""The computation of a step: carries gradients, and applies them block after block."""
 
 import functools
 from typing import Any, NamedTuple
@@ -34,10 +34,10 @@ class HorizontalState(NamedTuple):
     """State of `horizontal` between two steps.
 
     Attributes:
-        held: int32: how many gradients are carried that are not applied yet, 0 or 1.
-        carried: The gradients, a tree like the parameters with an `optax.MaskedNode` for a
-            leaf that is not carried, in the dtypes of the parameters: `PerRank`.
-        blocks: The chain's state of each block, by its name.
+        held: int32 [], the number of steps whose gradients are not applied yet, 0 or 1.
+        carried: `PerRank`: the carried gradients, a tree like the parameters, in their
+            dtypes, with an `optax.MaskedNode` for a leaf that is not carried.
+        blocks: The chain's state of each block, by the name of the block.
         rest: The chain's state of the leaves that are not carried; None if all are.
     """
 
@@ -48,16 +48,16 @@ class HorizontalState(NamedTuple):
 
     @property
     def chains(self) -> list[Any]:
-        """The states of the chain."""
+        """The states of the chain: of each block, and of the rest."""
         return [*self.blocks.values(), self.rest]
 
 
 class Begun(NamedTuple):
-    """State of `horizontal` within a step, whose gradients are still to come.
+    """State of `horizontal` within a step, between `begin` and `update`.
 
     Attributes:
-        blocks: As in `HorizontalState`.
-        rest: Alike.
+        blocks: See `HorizontalState`.
+        rest: See `HorizontalState`.
     """
 
     blocks: dict[str, Any]
@@ -65,13 +65,14 @@ class Begun(NamedTuple):
 
 
 class HorizontalSchedule(NamedTuple):
-    """The transformation that `horizontal` returns, with its arguments.
+    """The functions of the transformation that `horizontal` returns, and its arguments.
 
     Attributes:
         tx: The chain.
-        order: The blocks in order, or a function that says it; None: to be found.
+        order: The blocks in order, or a function that returns them; if None, the order is
+            an argument of `begin`.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        at_once: The beginnings of the paths of what is not carried.
+        at_once: The path prefixes of leaves that are not carried.
     """
 
     tx: optax.GradientTransformationExtraArgs
@@ -80,7 +81,7 @@ class HorizontalSchedule(NamedTuple):
     at_once: tuple[str, ...]
 
     def init(self, params: Any) -> Any:
-        """The first state: nothing is carried."""
+        """Returns the first state, with zeros in place of carried gradients."""
         cut = self._cut(params)
         if not observing.is_observing():
             self._check(params, cut)
@@ -133,7 +134,7 @@ class HorizontalSchedule(NamedTuple):
         return params, HorizontalState(jnp.int32(0), carried, begun.blocks, rest)
 
     def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        """The second half of a step: carries gradients, and updates what is not carried."""
+        """Takes the second half of a step: carries gradients, and updates other leaves."""
         if OUTLINE.get() and isinstance(state, HorizontalState):
             cut = self._cut(params)
             params, state = self._begun(params, state, cut, cut.blocks)
@@ -175,7 +176,7 @@ class HorizontalSchedule(NamedTuple):
         return Cut.of(given, self.order, self.at_once)
 
     def _check(self, params, cut):
-        """Raises where the chain does not fit, or takes carried leaves by rows."""
+        """Raises if the chain does not synchronize, or updates carried leaves by rows."""
         seen = observing.observed(self.tx, params)
         if not seen.exchanges:
             raise ArgumentError(
@@ -193,7 +194,7 @@ class HorizontalSchedule(NamedTuple):
             )
 
     def _begun(self, params, state, cut, sequence):
-        """Applies what is carried, block after block."""
+        """Applies the carried gradients, block after block."""
         check_kind(state, HorizontalState, _NAME)
         wire = Wire.over(self.axis_name, f"begin of {_NAME}")
         names = [block.name for block in cut.blocks]
@@ -214,7 +215,7 @@ class HorizontalSchedule(NamedTuple):
             given = _behind([rows[i][0] for i in own], before)
             grads = cut._replace(leaves=_put(leaves, own, given)).of_block(block)
             old, was = cut.of_block(block), state.blocks[block.name]
-            # As profiles, and compiled programs, name what is done for a block.
+            # The name of a block's operations in profiles and compiled programs.
             with of_part(), jax.named_scope(f"reduce {block.name}"):
                 updates, after = self.tx.update(grads, was, old)
             new = choose(apply_updates(old, updates), old)
@@ -232,10 +233,10 @@ def _put(leaves, places, values):
 
 
 def _behind(grads, before):
-    """Gradients that XLA hands on once the parameters of the block before are there."""
+    """Returns gradients that depend on the updated parameters of the block before."""
     if not before:
         return grads
-    # What goes through one barrier has one type after it; each gets its own back.
+    # A barrier gives all its outputs the same varying axes; this restores those of inputs.
     made = lax.optimization_barrier((grads, before))[0]
     return [
         axes.assume_same(x, tuple(axes.varying_axes(x) - axes.varying_axes(old)))
@@ -244,12 +245,12 @@ def _behind(grads, before):
 
 
 def _chosen(held, new, old):
-    """The new values of a block; the old ones where nothing was carried."""
+    """Returns the new values of a block if gradients were carried, else the old ones."""
     return jax.tree.map(lambda x, y: jnp.where(held, x, y), new, old)
 
 
 def _carried(cut, rows, wire):
-    """Gradients by rank, from arrays [1, ...]."""
+    """Makes `HorizontalState.carried` from arrays [1, ...]."""
     pairs = zip(rows, cut.carried, strict=True)
     value = [x if held else optax.MaskedNode() for x, held in pairs]
     ranks = jnp.int32(wire.ranks)
@@ -261,13 +262,13 @@ def _zeros(shape, dtype, over, wire):
 
 
 def _nothing(leaf, wire):
-    """The update that leaves a parameter as it is, a zero that is negative, too."""
+    """Returns an update of -0.0, which leaves any parameter unchanged, -0.0 too."""
     over = tree.axes_of(leaf) - frozenset(axes.axis_names(wire.axis))
     return axes.as_varying(jnp.full(leaf.shape, -0.0, leaf.dtype), over)
 
 
 def _check_gradient(path, leaf, param, wire):
-    """Raises where a gradient cannot be carried."""
+    """Raises if a gradient cannot be carried."""
     tree.check_dtype(path, leaf)
     if tree.is_sparse(leaf) or not isinstance(leaf, jax.Array):
         raise LeafError(

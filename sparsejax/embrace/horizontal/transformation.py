@@ -1,4 +1,4 @@
-"""The transformation: what a user is given, and the two halves of a step."""
+"""The public transformation, and the two halves of its step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ class Horizontal(tree.Transformation):
     """The transformation of `horizontal`; its update is the second half of a step.
 
     Attributes:
-        schedule: What is done in a step.
+        schedule: The functions of the two halves of a step.
     """
 
     stands_alone = True
@@ -31,17 +31,16 @@ class Horizontal(tree.Transformation):
         state: HorizontalState,
         order: Sequence[str | tuple[str, ...]] | None = None,
     ) -> tuple[Any, Begun]:
-        """The first half of a step, inside `shard_map`: applies what is carried.
+        """Takes the first half of a step, inside `shard_map`: applies carried gradients.
 
         Args:
             params: The parameters.
-            state: As the last update returned it, or `init`.
-            order: The blocks in order, as `find_order` finds them, where `horizontal` was
-                given none.
+            state: The state that the last `update`, or `init`, returned.
+            order: The blocks in order, from `find_order`, if `horizontal` was given no
+                order.
 
         Returns:
-            The parameters of which the gradients are to be taken, and the state for
-            `update`.
+            The parameters at which to compute the gradients, and the state for `update`.
         """
         return self.schedule.begin(params, state, order)
 
@@ -51,21 +50,21 @@ class Horizontal(tree.Transformation):
         state: HorizontalState,
         of_rest: Callable[[Any, Any], tuple[Any, Any]] | None = None,
     ) -> tuple[Any, HorizontalState]:
-        """Applies what is carried, inside `shard_map`, and no step follows.
+        """Applies carried gradients without a new step, inside `shard_map`.
 
-        Before parameters are evaluated, or saved without the state. A second flush changes
-        nothing.
+        Call it before parameters are evaluated, or saved without the state. A second flush
+        changes nothing.
 
         Args:
             params: The parameters.
-            state: As the last update returned it.
-            of_rest: From the parameters that are not carried, with an `optax.MaskedNode`
-                for each that is, and the chain's state of them, to both after a flush of
-                their own, such as `sparsejax.embrace.flush`.
+            state: The state that the last `update` returned.
+            of_rest: A function that flushes the leaves that are not carried, such as
+                `sparsejax.embrace.flush`: of the parameters, with an `optax.MaskedNode` for
+                each that is carried, and the chain's state of them, to both.
 
         Returns:
-            The parameters as all gradients have left them, and the state, from which
-            training may go on.
+            The parameters with all gradients applied, and the state, from which training
+            may continue.
         """
         return self.schedule.flush(params, state, of_rest)
 
@@ -80,18 +79,18 @@ def horizontal(
 ) -> Horizontal:
     """Reduces the gradients of each block of a model just before its next forward pass.
 
-    The result is a whole chain, with nothing around it. `sparsejax.data_parallel` takes it
-    in place of `tx`, and parameters and losses are those of `tx`. Between steps the state
-    is one update late: `trainer.flush(state)`, or the method `flush`, catches up.
+    The result must not be part of another chain. `sparsejax.data_parallel` takes it in
+    place of `tx`, and parameters and losses are those of `tx`. Between steps the state is
+    one update late: `trainer.flush(state)`, or the method `flush`, catches up.
 
     Args:
         tx: The whole chain, with the synchronization and the optimizer in it. It must treat
-            leaves separately, as SGD, Adam, Adagrad and LAMB do. What combines all leaves,
-            such as `optax.clip_by_global_norm`, is refused.
+            leaves separately, as SGD, Adam, Adagrad and LAMB do. A transformation that
+            combines all leaves, such as `optax.clip_by_global_norm`, raises an error.
         order: The blocks in the order in which the forward pass uses them: path prefixes,
             or a tuple of prefixes for one block; or a function from the paths to these. If
             None, blocks are found from the paths (`blocks`), and `data_parallel` finds
-            their order in the loss. Elsewhere call `find_order`.
+            their order from the loss. Without `data_parallel` call `find_order`.
         axis_name: The mesh axis of the ranks; the only manual one if None.
         at_once: Path prefixes of leaves that are updated at the end of each step instead,
             such as tables whose gradients are rows. A `ColumnTable` always is.

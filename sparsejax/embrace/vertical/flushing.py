@@ -1,4 +1,4 @@
-"""What ranks hold back is sent and applied: before parameters are read, or saved.
+"""Sends and applies the rows that ranks hold back, before parameters are read or saved.
 
 On the wire: an all_to_all of the delayed rows.
 """
@@ -21,18 +21,18 @@ from sparsejax.wire.collectives import Wire
 
 
 def flush(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:
-    """Applies the rows that `embrace_sync` delays, and brings all rows up to date.
+    """Applies the rows that `embrace_sync` delays, and catches up all rows.
 
     It runs inside `jax.shard_map`; `trainer.flush(state)` calls it there. Training may
-    continue from its result. No step is counted.
+    continue from its result. It is not counted as a step.
 
     Args:
         params: The parameters.
-        state: The state of the chain with `embrace_sync` and `tx` in it.
+        state: The state of the chain that contains `embrace_sync` and `tx`.
         tx: The lazy optimizer of that chain, from `sparsejax.lazy`.
 
     Returns:
-        The parameters, as they are without a delay, and the state that belongs to them.
+        The parameters, as they would be without delays, and the state that belongs to them.
 
     Example:
         >>> rows = sparsejax.lazy(optax.adam(1e-3))
@@ -44,7 +44,7 @@ def flush(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:
         ... ))(params, state)
 
     See Also:
-        `sparsejax.rows.settle`: brings rows up to date where nothing is delayed.
+        `sparsejax.rows.settle`: catches up all rows where none is delayed.
     """
     if not isinstance(tx, Lazy):
         raise ArgumentError(
@@ -71,7 +71,7 @@ def flush(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:
 
 
 def _sent(params, state):
-    """The rows that are held back as gradients of columns, and nothing in their place."""
+    """Sends delayed rows; returns gradients of columns, and `Pending` without rows."""
     shards = sharded.apart(params)
     pairs = dict(zip(shards.paths, shards.nodes, strict=True))
     paths = list(state.pending)
@@ -106,14 +106,14 @@ def _sent(params, state):
 
 
 def rows_held(state: Any) -> dict[str, jax.Array]:
-    """Returns how many rows of each table each rank delays.
+    """Returns the number of rows of each table that each rank delays.
 
     Args:
-        state: The state of a chain with `embrace_sync(vertical=True)`, in or outside of
+        state: The state of a chain with `embrace_sync(vertical=True)`, inside or outside of
             `shard_map`.
 
     Returns:
-        int32 [ranks] by the path of a table.
+        A dict from paths of tables to int32 [ranks].
 
     Example:
         >>> users = sparsejax.ColumnTable.create(jax.random.key(0), 100, 8, mesh)

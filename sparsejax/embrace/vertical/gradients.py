@@ -1,9 +1,9 @@
-"""Gradients of tables by columns that stay on their rank, and the rows of another batch.
+"""Gradients of column tables by rows, which are not sent, and the ids that a batch reads.
 
-What a loss is differentiated with respect to are not a rank's columns but the vectors that
-its lookups have received: zeros are added to them, as if they came from a table of whole
-rows, the `tap` of a `ColumnTable`. That table exists as a type alone. So nothing is sent
-in the backward pass, and each rank has the gradients of its own whole rows.
+A loss is differentiated not with respect to a rank's columns but with respect to the
+vectors that its lookups have received: the gradient of these goes to the `tap` of a
+`ColumnTable`, which stands for a table of whole rows and is never allocated. So nothing is
+sent in the backward pass, and each rank has the gradients of its own whole rows.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ from sparsejax.wire.collectives import Wire
 def value_and_grad(
     loss_fn: Callable[..., Any], *, has_aux: bool = False, read: Reader | None = None
 ) -> Callable[..., tuple[Any, Any]]:
-    """`sparsejax.value_and_grad` for `embrace_sync(vertical=True)`, which sends rows.
+    """Makes `sparsejax.value_and_grad` for `embrace_sync(vertical=True)`, which sends rows.
 
     Leaves have the gradients of `sparsejax.value_and_grad`, except for each `ColumnTable`.
-    Its gradient has the whole rows of this rank, and has not been sent.
+    Its gradient contains the whole rows of this rank, and has not been sent.
 
     Args:
         loss_fn: See `sparsejax.value_and_grad`. It reads tables by `column_lookup`.
@@ -43,8 +43,8 @@ def value_and_grad(
         read: See `sparsejax.value_and_grad`.
 
     Returns:
-        A function of the same arguments that returns the value, or `(value, aux)`, and the
-        gradients.
+        A function of the arguments of `loss_fn` that returns the value, or `(value, aux)`,
+        and the gradients.
 
     Example:
         >>> table = sparsejax.ColumnTable.create(jax.random.key(0), 100, 8, mesh)
@@ -77,7 +77,7 @@ def value_and_grad(
 def rows_read(
     loss_fn: Callable[..., Any], *, has_aux: bool = False
 ) -> Callable[..., dict[str, jax.Array]]:
-    """Returns a function that finds the rows that a loss reads of each `ColumnTable`.
+    """Makes a function that finds the ids of the rows that a loss reads of `ColumnTable`s.
 
     Its result is the `next_ids` of `embrace_sync`. It computes only what the ids depend on,
     and sends nothing.
@@ -87,7 +87,8 @@ def rows_read(
         has_aux: See `value_and_grad`.
 
     Returns:
-        A function of the arguments of `loss_fn`, to a dict from paths of tables to ids.
+        A function of the arguments of `loss_fn` that returns a dict from paths of tables to
+        ids.
 
     Example:
         >>> ids = sparsejax.embrace.rows_read(loss_fn)(params, next_batch)
@@ -139,14 +140,14 @@ def rows_read(
 
 
 def _only_what_is_needed(function, arrays):
-    """The results of a function, without the equations that they do not need."""
+    """Calls a function without the equations on which its results do not depend."""
     program, used = outputs.needed(jax.make_jaxpr(function)(*arrays))
     given = [x for x, is_used in zip(arrays, used, strict=True) if is_used]
     return core.jaxpr_as_fun(program)(*given)
 
 
 class _Tapped:
-    """Parameters whose tables have taps.
+    """Adds taps to the tables of parameters.
 
     Args:
         params: The parameters, inside `shard_map`.
@@ -171,7 +172,7 @@ class _Tapped:
         self.tables = [self._value_of(at, every) for at in range(len(nodes))]
 
     def _width(self, path, table):
-        """How many columns all ranks have together; raises where a rank has others."""
+        """Returns the number of columns of all ranks; raises if a rank has a wrong one."""
         if not isinstance(table, ColumnTable):
             raise ArgumentError(
                 f"embrace: {path!r} is a {type(table).__name__}, and tables whose rows are "
@@ -182,17 +183,17 @@ class _Tapped:
         return table.columns_on(ranks, f"the table {path!r}").shape[1] * ranks
 
     def _value_of(self, number, flags):
-        """The place of a table's columns among the leaves."""
+        """Returns the number of the leaf that is a table's columns."""
         weighted = self.shards.nodes[number].weight is not None
         return self.taps[number] - (2 if weighted else 1)
 
 
 class _Reads:
-    """Reads parameters, and remembers what was read of which.
+    """A `Reader` of parameters with taps, which records the ids of all lookups.
 
     Args:
         given: The parameters.
-        read: What reads those that are late, if any.
+        read: The reader of late rows, or None.
     """
 
     def __init__(self, given: _Tapped, read: Reader | None):
@@ -204,7 +205,7 @@ class _Reads:
 
     def rows(self, path: str, ids: Ids) -> tuple[jax.Array, Any]:
         leaf, read = self._leaves[path], ids.read
-        if path in self.taps:  # no array is made for it
+        if path in self.taps:  # its rows are zeros, and the tap itself is not allocated
             zeros = jnp.zeros((*read.shape, *leaf.shape[1:]), leaf.dtype)
             return as_varying(zeros, varying_axes(leaf) | varying_axes(read)), None
         if self._read is not None:
@@ -226,14 +227,14 @@ class _Reads:
 
 
 def _unsent(path, table, grad, ids, ids_of_all):
-    """The gradient of a table by distinct whole rows.
+    """Makes the gradient of a table, an `Unsent` with distinct ids.
 
     Args:
         path: The table's path.
         table: The table.
-        grad: What the gradient of its columns and of its tap is.
-        ids: Of each lookup the rows that this rank wants: [*turns, room].
-        ids_of_all: Those that all ranks want: [*turns, n * room].
+        grad: The gradient of the table with its tap.
+        ids: For each lookup the ids that this rank reads, int32 [*turns, room].
+        ids_of_all: For each lookup those that all ranks read, int32 [*turns, n * room].
     """
     _require_lookup(path, is_row_grads(grad.tap))
     wire, height = Wire(table.axis_name), table.value.shape[0]
@@ -241,11 +242,11 @@ def _unsent(path, table, grad, ids, ids_of_all):
         jnp.moveaxis(every.reshape(*own.shape[:-1], wire.ranks, own.shape[-1]), -2, 0)
         for own, every in zip(ids, ids_of_all, strict=True)
     ]
-    # All of them were gathered.
+    # They were gathered, so they are equal on all ranks.
     every = jnp.concatenate([x.reshape(wire.ranks, -1) for x in lists], axis=1)
     every, rows = wire.assume_same(every), grad.tap.rows
     if len(ids) > 1 or ids[0].ndim > 1:
-        # Rows of several lookups may be the same.
+        # Several lookups may read the same rows: ids are made distinct.
         every = lax.map(lambda ids: merged(ids, height).ids, every)
         rows = merged(grad.tap.ids, height).sums(rows)
     made = Unsent(every, rows, tuple(table.value.shape))

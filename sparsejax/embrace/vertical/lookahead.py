@@ -1,4 +1,4 @@
-"""An iterator that gives the next batch, too."""
+"""An iterator over pairs of a batch and the next one."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,14 +10,14 @@ _END: Any = object()
 
 
 def lookahead(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Iterates over pairs of a batch and the next one; None stands beside the last one.
+    """Iterates over pairs of a batch and the next one, which is None for the last batch.
 
     It fetches one batch ahead. The batches may come from a generator, a list, a
     `torch.utils.data.DataLoader`, or a `grain` dataset or iterator. Each batch is the same
     object in both of its pairs, so a loader that reuses the memory of a batch must give
     copies.
 
-    The iterator holds one batch that was not trained on yet. To save the position of
+    The iterator holds one batch on which no step was taken yet. To save the position of
     grain's iterator, save its `get_state()` before the next batch is fetched, or end the
     pairs by `trainer.step(state, batch, None)`.
 

@@ -1,9 +1,10 @@
-"""Columns of whole rows to their owners, of several tables in one exchange.
+"""Sends columns of whole rows to the ranks that hold them, for several tables at once.
 
-On the wire: an all_to_all. Prior rows are as many as they are in a step, and a list has
-room for all that a rank has read: it has one of eight lengths, in sixteenths of the room,
-which all ranks know from the ids that they have gathered. Delayed rows travel in lists of
-one length, without a choice: on GPUs XLA overlaps with nothing what is inside one.
+On the wire: an all_to_all. The number of prior rows differs by step, and a list has the
+capacity for all rows that a rank has read: it is sent with one of eight lengths, in
+sixteenths of the capacity, which all ranks compute from the ids that they have gathered.
+Lists of delayed rows have one length, without a switch, because on GPUs XLA does not
+overlap a collective inside a switch with other work.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from sparsejax.wire.channels import push
 from sparsejax.wire.collectives import Wire
 
 
-# How long lists may be, in sixteenths of their room.
+# The lengths of lists, in sixteenths of their capacity.
 _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
@@ -26,14 +27,14 @@ def columns_of(
     """Sends each rank its columns of this rank's rows.
 
     Args:
-        wire: The ranks.
-        rows: [room, n * columns] of each table.
-        counts: int32 [n] of each table, how many rows at the beginning of its list each
-            rank has, on all ranks; lists are sent whole if None.
+        wire: The wire.
+        rows: [room, n * columns] for each table.
+        counts: int32 [n] for each table, equal on all ranks: the number of rows at the head
+            of the list of each rank. If None, lists are sent whole.
 
     Returns:
-        [n, room, columns] of each table, the rows of all ranks, zeros after the last; and
-        the bytes sent.
+        [n, room, columns] for each table, the rows of all ranks, padded with zeros; and the
+        bytes sent.
     """
     parts = _LENGTHS[-1:] if counts is None else _LENGTHS
     lengths = [[-(-len(x) * part // 16) for x in rows] for part in parts]

@@ -1,6 +1,6 @@
-"""Which rows of a step's gradient are sent now, and which with the next step.
+"""Divides the rows of a gradient into those sent now, and those sent in the next step.
 
-Every rank finds it for all of them, from ids that all have gathered: nothing is sent here.
+Each rank does so for all ranks, from ids that all have gathered: nothing is sent here.
 """
 
 from typing import NamedTuple
@@ -14,14 +14,13 @@ from sparsejax.units.merging import merged
 
 
 class Chosen(NamedTuple):
-    """Some of the rows of each rank, at the beginnings of lists.
+    """Lists of chosen rows of each rank.
 
     Attributes:
-        ids: int32 [n, room], the same on all ranks; the height of the table after the
-            last.
-        places: int32 [n, room], where each is in its rank's list; past its end for those
-            after the last.
-        counts: int32 [n], how many there are.
+        ids: int32 [n, room], equal on all ranks, padded with the height of the table.
+        places: int32 [n, room], the position of each in the rank's full list, padded with
+            the length of that list.
+        counts: int32 [n], the number of chosen rows.
     """
 
     ids: jax.Array
@@ -30,13 +29,13 @@ class Chosen(NamedTuple):
 
     @classmethod
     def of(cls, flags: jax.Array, ids: jax.Array, height: int, room: int) -> "Chosen":
-        """Those that are flagged, at most `room` of each rank.
+        """Lists the rows that are flagged, at most `room` of each rank.
 
         Args:
-            flags: [n, k].
+            flags: bool [n, k].
             ids: int32 [n, k].
-            height: How many rows the table has.
-            room: How long the lists are.
+            height: The number of rows of the table.
+            room: The capacity of the lists.
         """
         n, k = ids.shape
         place = jnp.where(flags, jnp.cumsum(flags, axis=1, dtype=jnp.int32) - 1, room)
@@ -48,7 +47,7 @@ class Chosen(NamedTuple):
         return cls(put(ids, height), put(at, k), flags.sum(1, dtype=jnp.int32))
 
     def rows_of(self, rows: jax.Array, rank: jax.Array) -> jax.Array:
-        """These rows [room, columns] of a rank, of its whole list [k, columns]."""
+        """Gathers a rank's chosen rows [room, columns] from its full list [k, columns]."""
         places = lax.dynamic_index_in_dim(self.places, rank, keepdims=False)
         return rows.at[places].get(mode="fill", fill_value=0)
 
@@ -56,18 +55,21 @@ class Chosen(NamedTuple):
 def split(
     ids: jax.Array, next_ids: jax.Array | None, height: int, room: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Flags of the rows of each rank that are sent now, and of those that wait.
+    """Flags the rows of each rank that are sent now, and those that are delayed.
 
-    A row waits if no rank reads it in the next step, and if each rank that has it has room:
-    the first `room` of those that might wait do. It is of one kind on all ranks.
+    A row is delayed if no rank reads it in the next step, and if it is among the first
+    `room` such rows of each rank that has it. So it is of one kind on all ranks.
 
     Args:
-        ids: int32 [n, k], the rows that ranks have gradients of, distinct on each; what is
-            no row of the table marks a place without one.
-        next_ids: int32 of any shape, those that any rank reads in the next step, the same
-            on all; None if there is no next step: all go now.
-        height: How many rows the table has.
-        room: How many may wait on a rank.
+        ids: int32 [n, k], the ids of the rows that have a gradient on each rank, distinct
+            on it; ids out of range are padding.
+        next_ids: int32 of any shape, the ids that any rank reads in the next step, equal on
+            all ranks. None if there is no next step: no rows are delayed.
+        height: The number of rows of the table.
+        room: The capacity of a rank for delayed rows.
+
+    Returns:
+        Two arrays bool [n, k].
     """
     real = (ids >= 0) & (ids < height)
     if next_ids is None or not room:
@@ -79,7 +81,7 @@ def split(
 
 
 def among(ids: jax.Array, others: jax.Array, height: int) -> jax.Array:
-    """Whether each of some rows is among others; False for what is no row."""
+    """Returns for each id whether it is among others; False for ids out of range."""
     if not others.size or not ids.size:
         return jnp.zeros(ids.shape, bool)
     inside, others = (ids >= 0) & (ids < height), others.reshape(-1)
@@ -87,7 +89,8 @@ def among(ids: jax.Array, others: jax.Array, height: int) -> jax.Array:
         others = jnp.where(others < 0, height, others)
         flags = jnp.zeros(height, bool).at[others].set(True, mode="drop")
         return inside & flags.at[ids].get(mode="clip")
-    # Much smaller than the table: a search is many small kernels on a GPU.
+    # If the list is much shorter than the table, a binary search is faster than flags for
+    # all rows. `policy` has the ratio: on a GPU a search is many small kernels.
     found = merged(others, height).ids
     place = jnp.searchsorted(found, ids.reshape(-1)).reshape(ids.shape)
     return inside & (found.at[place].get(mode="clip") == ids)

@@ -31,7 +31,7 @@ from sparsejax.units.row_grads import LateRowGrads
 from sparsejax.wire.collectives import Wire
 
 
-# The baselines of the paper, by name: how tables that each rank has whole are summed.
+# The baselines of the paper, by name: schemes for tables that each rank has whole.
 _REPLICATED = {
     "zen": schemes.Zen(),
     "all_reduce": schemes.AllReduce(),
@@ -46,11 +46,11 @@ class EmbraceState(NamedTuple):
     """The state of `embrace_sync(vertical=True)`.
 
     Attributes:
-        inner: The state for all that is not sharded by columns.
+        inner: The state for all leaves that are not sharded by columns.
         pending: The delayed rows of each table, by path.
-        stale: int32: how many rows were read while a part of their gradient was delayed,
-            since another batch came than was announced. It should be 0.
-        tables: What was sent for tables, as `sparsejax.metrics` shows it.
+        stale: int32 [], the number of rows that were read while a part of their gradient
+            was delayed, because the batch was not the announced one. It should be 0.
+        tables: The traffic of tables, for `sparsejax.metrics`.
 
     Example:
         >>> users = sparsejax.ColumnTable.create(jax.random.key(0), 100, 8, mesh)
@@ -76,42 +76,42 @@ def embrace_sync(
     rules: Rules | None = None,
     deterministic: bool | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages gradients as EmbRace does, where the next batch is known.
+    """Averages gradients as EmbRace does, given the rows that the next batch reads.
 
     Rows of a `ColumnTable` that the next step does not read are delayed: they are sent
     while that step runs (`sparsejax.embrace.vertical`).
 
-    `sparsejax.data_parallel` does all that it needs, with `trainer.step(state, batch,
-    next_batch)` and `sparsejax.embrace.lookahead`. In a `shard_map` of your own, take
-    gradients by `sparsejax.embrace.value_and_grad`, and give `update` the rows that this
-    rank reads in the next step: `next_ids=sparsejax.embrace.rows_read(loss_fn)(params,
-    next_batch)`, or None at the end of the data. The optimizer after it must be a
-    `sparsejax.lazy` one, which can apply late rows. Flush before parameters are saved or
-    read otherwise: `trainer.flush(state)`, or `sparsejax.embrace.flush`.
+    `sparsejax.data_parallel` supports it with `trainer.step(state, batch, next_batch)` and
+    `sparsejax.embrace.lookahead`. In a `shard_map` of your own, compute gradients with
+    `sparsejax.embrace.value_and_grad`, and give `update` the ids that this rank reads in
+    the next step: `next_ids=sparsejax.embrace.rows_read(loss_fn)(params, next_batch)`, or
+    None at the end of the data. It must be followed by a `sparsejax.lazy` optimizer, which
+    can apply delayed rows. Before parameters are saved or read otherwise, call
+    `trainer.flush(state)`, or `sparsejax.embrace.flush`.
 
-    Where the next step reads other rows than were announced, delayed rows among them are
+    If the next step reads other rows than were announced, delayed rows among them are
     read one step old. They are counted in `stale` of the state, and none is lost. With
-    `data_parallel` this happens only where ids depend on parameters or variables, since it
+    `data_parallel` this happens only if ids depend on parameters or variables, since it
     flushes before a batch that was not announced. With several processes it does not flush,
     and warns (`UntoldBatchWarning`).
 
     Args:
         axis_name: The mesh axis of the ranks; the only manual one if None.
         vertical: Whether rows are delayed. If False, a `ColumnTable` is trained as by any
-            synchronization, and the next batch is not needed.
-        delayed: How many rows of a table a rank can delay: one number, or numbers by
-            regular expressions searched in the paths, 0 where none matches. That many are
-            sent in each step; further rows are not delayed. Half of the distinct rows that
-            a rank reads in a step is a good number.
-        replicated: How large tables are summed that each rank has whole (those whose path
-            says embedding, or that rules call "sparse"): "zen", "all_reduce", "all_gather"
-            (AGsparse), "parallax" (a sparse parameter server), or a scheme.
+            other synchronization, and the next batch is not needed.
+        delayed: The number of rows of a table that a rank can delay: one number, or a
+            mapping from regular expressions, searched in the paths, to numbers; 0 without a
+            match. That many are sent in each step; further rows are not delayed. Half of
+            the distinct rows that a rank reads in a step is a good number.
+        replicated: The scheme for large tables that each rank has whole (those with
+            "embedding" in their path, or "sparse" by rules): "zen", "all_reduce",
+            "all_gather" (AGsparse), "parallax" (a sparse parameter server), or a scheme.
         reduce: "mean" or "sum".
-        rules: See `sparsejax.sync`; for what is not sharded by columns.
+        rules: See `sparsejax.sync`; for leaves that are not sharded by columns.
         deterministic: See `sparsejax.sync`.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`, which goes before the optimizer.
+        An `optax.GradientTransformationExtraArgs`, to be chained before the optimizer.
 
     Example:
         >>> tx = optax.chain(sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(1e-3)))
@@ -136,12 +136,12 @@ def embrace_sync(
 
 
 class _Vertical:
-    """The transformation that holds rows back.
+    """The functions of the transformation that delays rows.
 
     Args:
-        inner: That of all that is not sharded by columns.
+        inner: The transformation of all leaves that are not sharded by columns.
         axis_name: The mesh axis of the ranks.
-        delayed: How many rows of a table a rank holds back, by patterns of paths.
+        delayed: The number of rows of a table that a rank delays, by patterns of paths.
         reduce: "mean" or "sum".
     """
 
@@ -154,7 +154,7 @@ class _Vertical:
         return f"embrace_sync(delayed={dict(self.delayed)}, mean={self.mean})"
 
     def init(self, params):
-        """The first state, of ranks that hold nothing back."""
+        """Returns the first state, without delayed rows."""
         inner = self.inner.init(params)
         shards = sharded.apart(params)
         if observing.is_observing():
@@ -179,7 +179,7 @@ class _Vertical:
         return Pending(ids, rows, height, table.dim)
 
     def room(self, path: str) -> int:
-        """How many rows of a table a rank holds back."""
+        """Returns the number of rows of a table that a rank can delay."""
         matching = [n for p, n in self.delayed.items() if re.search(p, path)]
         return matching[0] if matching else 0
 
@@ -190,7 +190,7 @@ class _Vertical:
         return FeedbackState(jnp.int32(0), None, None, None, exchange)
 
     def update(self, updates, state, params=None, *, next_ids=_MISSING, **extra):
-        """Sends what is to be sent now; see `embrace_sync`."""
+        """Sends delayed and prior rows; see `embrace_sync`."""
         check_kind(state, EmbraceState, f"{_NAME} (vertical=True)")
         wire = Wire.over(self.axis_name, f"update of {_NAME}")
         if OUTLINE.get():
@@ -213,7 +213,7 @@ class TableUpdate:
 
     Args:
         of: The transformation.
-        wire: The ranks.
+        wire: The wire.
         shards: The gradients of the tables.
         state: The state.
     """
@@ -243,14 +243,14 @@ class TableUpdate:
         self.heights = [table.value.shape[0] for table in self.tables]
 
     def taken(self, next_ids):
-        """The gradients as they go on, and the state.
+        """Exchanges rows; returns the gradients for the optimizer, and the next state.
 
         Args:
-            next_ids: Of each table, the ids that this rank reads next; None at the end.
+            next_ids: For each table the ids that this rank reads next; None at the end.
         """
         wire, of = self.wire, self.of
         rows = [own.rows.value[0] for own in self.held]
-        # As profiles, and compiled programs, name what is sent.
+        # The names of the exchanges in profiles and compiled programs.
         with jax.named_scope("delayed rows"):
             late, of_late = sending.columns_of(wire, rows)
         with jax.named_scope("next ids"):
@@ -293,7 +293,7 @@ class TableUpdate:
         return nodes, state
 
     def _gathered(self, next_ids):
-        """The rows that any rank reads next, of each table, and the bytes sent."""
+        """Gathers the ids that any rank reads next, by table; returns the bytes, too."""
         if next_ids is None:
             return [None] * len(self.paths), 0.0
         lists = []
@@ -305,12 +305,12 @@ class TableUpdate:
         return TableLists.of(self.wire, [x.size for x in lists]).gathered(lists, 0)
 
     def _arrived(self, ids, rows, at):
-        """Rows of all ranks as one gradient of this rank's columns."""
+        """Makes one gradient of this rank's columns from the rows of all ranks."""
         rows = self.wire.mean_of(rows) if self.of.mean else rows
         return held.row_grads(ids, rows, self.heights[at])
 
     def _kept(self, at, waiting):
-        """What this rank holds back of a table."""
+        """Returns the rows of a table that this rank delays."""
         own, rows = self.held[at], self.tables[at].value.rows
         rows = waiting.rows_of(rows, self.wire.rank)[None]
         ranks = jnp.int32(self.wire.ranks)
@@ -321,11 +321,11 @@ class TableUpdate:
         return [jnp.sum(own.ids < own.height, axis=1, dtype=jnp.int32) for own in self.held]
 
     def _traffic(self, sent, counts):
-        """What was sent: of rows their numbers on the rank that has most.
+        """Returns the traffic of one exchange; the payload is that of the fullest rank.
 
         Args:
-            sent: The bytes.
-            counts: int32 [n] of each table; None for ids.
+            sent: The bytes sent.
+            counts: int32 [n] for each table, the numbers of rows; None for ids.
         """
         one, none = jnp.float32(1), jnp.float32(0)
         sent, n = jnp.float32(sent), self.wire.ranks
@@ -370,7 +370,7 @@ def _without_value(table):
 
 
 def _checked(next_ids, paths):
-    """The ids of the next batch, if those of each table are there; None at the end."""
+    """Returns the ids of the next batch, None at the end; raises if a table has none."""
     if next_ids is None:
         return None
     fix = (

@@ -1,4 +1,4 @@
-"""Some rows of a table, and a call of the optimizer with rows in place of tables."""
+"""Rows of a table, and a call of the optimizer with rows in place of tables."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ class Rows(NamedTuple):
     """Some rows of a table.
 
     Attributes:
-        param: [n, ...], of the parameter.
-        own: Of each leaf of the state that has rows of it.
-        last: int32 [n], the step that each has seen last.
+        param: [n, ...], the rows of the parameter.
+        own: The same rows of each leaf of the state that has rows of this table.
+        last: int32 [n], the last step that each row has seen.
     """
 
     param: Any
@@ -26,12 +26,12 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowCall:
-    """The optimizer, called with some rows in place of tables.
+    """Calls the optimizer with some rows in place of tables.
 
     Attributes:
         tx: The optimizer.
-        layout: Which leaves of its state have the rows of a table.
-        structures: Those of the parameters and of its state.
+        layout: The layout, which says what leaves of its state have the rows of a table.
+        structures: The tree structures of the parameters and of its state.
     """
 
     tx: optax.GradientTransformationExtraArgs
@@ -46,14 +46,15 @@ class RowCall:
         rows: Mapping[int, Rows],
         **extra: Any,
     ) -> tuple[list[Any], list[Any]]:
-        """The updates and the state, leaf by leaf.
+        """Returns the leaves of the updates, and those of the next state.
 
         Args:
-            grads: The leaves of the gradients, those of rows among them.
+            grads: The leaves of the gradients; for tables in `rows`, those of the rows.
             params: The leaves of the parameters; None where they are not known.
             state: The leaves of the state.
-            rows: What stands in place of tables, in the parameters and in the state.
-            **extra: What the optimizer is given besides.
+            rows: The rows that replace tables in the parameters and in the state, by the
+                numbers of the tables.
+            **extra: The extra arguments of the optimizer.
         """
         params, state = list(params), list(state)
         for at, part in rows.items():

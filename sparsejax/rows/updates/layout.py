@@ -1,8 +1,8 @@
-"""Which arrays of an optimizer's state have rows of which table.
+"""Finds the arrays of an optimizer's state that have rows, and the table of each.
 
-An optax transformation is two functions. Which arrays of its state have a row for each row
-of a parameter shows where parameters of other heights are given to `init`; what `update`
-does to a row, and to one whose gradient is zero, is read off its program.
+An optax transformation is two functions. The arrays of its state that have a row for each
+row of a parameter are found by giving `init` parameters of other heights; the effect of
+`update` on a row, and on one whose gradient is zero, is derived from its jaxpr.
 """
 
 import dataclasses
@@ -24,19 +24,19 @@ from sparsejax.units.row_grads import is_row_grads
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerLayout:
-    """An optimizer for parameters of given shapes.
+    """The layout of an optimizer's state for parameters of given shapes.
 
     Attributes:
-        paths: Of the parameters.
-        tables: Those of at least two axes, by their numbers.
-        owner: The parameter whose rows each leaf of the state has; None for one that has
-            no rows.
-        counts: The leaves of the state that are numbers of steps, and matter to a step.
-        held: Those that are numbers which only the user changes, and affect a step.
-        ticks: Those that are numbers of steps.
-        names: Of the leaves of the state.
-        closes_over: Whether the optimizer was made of arrays on Explicit mesh axes, which
-            nothing inside a `shard_map` may use.
+        paths: The paths of the parameters.
+        tables: The parameters with at least two axes, by their numbers.
+        owner: For each leaf of the state, the number of the parameter whose rows it has;
+            None if it has no rows.
+        counts: The leaves of the state that count steps, and on which catching up depends.
+        held: The leaves that only the user changes, and on which catching up depends.
+        ticks: All leaves that count steps.
+        names: The names of the leaves of the state.
+        closes_over: Whether the optimizer closes over arrays on Explicit mesh axes, which
+            cannot be used inside a `shard_map`.
     """
 
     paths: tuple[str, ...]
@@ -50,28 +50,28 @@ class OptimizerLayout:
 
 
 def flatten(grads: Any) -> tuple[list[str], list[Any], Any]:
-    """The paths, the leaves and the structure of a tree; `RowGrads` are leaves."""
+    """Returns the paths, leaves and structure of a tree in which `RowGrads` are leaves."""
     return tree.flatten(grads, rows=True)
 
 
 def shapes(leaves: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
-    """The shapes and dtypes of arrays, of `RowGrads`, and of numbers."""
+    """Returns the shapes and dtypes of arrays, of `RowGrads`, and of Python numbers."""
     return [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in leaves]
 
 
 def may_be_table(leaf: Any) -> bool:
-    """Whether a parameter can have a gradient by rows."""
+    """Returns whether a parameter can have a gradient by rows."""
     floating = jnp.issubdtype(leaf.dtype, jnp.floating)
     return floating and len(leaf.shape) >= 2 and 0 not in leaf.shape
 
 
 def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> OptimizerLayout:
-    """Finds which arrays of an optimizer's state have rows, and what update does to them.
+    """Finds the arrays of an optimizer's state that have rows, and how update treats them.
 
     Args:
         tx: The optimizer.
-        grads: Gradients, of which shapes and dtypes matter.
-        params: The parameters, in the same way.
+        grads: The gradients, of which only shapes and dtypes are used.
+        params: The parameters, of which only shapes and dtypes are used.
     """
     paths, leaves, structure = flatten(grads)
     given = shapes(map(as_array, leaves))
@@ -120,12 +120,12 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Optimize
 
 
 def as_array(leaf: Any) -> Any:
-    """The shape and dtype of what `RowGrads` stand for; other leaves unchanged."""
+    """Returns the shape and dtype of the dense gradient; other leaves unchanged."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_row_grads(leaf) else leaf
 
 
 def _is_explicit(x):
-    """Whether a constant of a program has a type that says how it is sharded."""
+    """Returns whether a constant of a program is on a mesh with Explicit axes."""
     mesh = mesh_of(x)
     return mesh is not None and AxisType.Explicit in mesh.axis_types
 
@@ -136,10 +136,11 @@ def _names(state):
 
 
 def _owners(tx, kept, whole, state):
-    """The parameter whose rows each leaf of the state has.
+    """Finds for each leaf of the state the parameter whose rows it has, or None.
 
-    Each parameter is made higher, each by another number of rows: what becomes higher by
-    as much has its rows. Shapes that are equal by chance do not become so.
+    `init` is evaluated for parameters each of which has a different number of rows added: a
+    leaf of the state to which as many rows are added has its rows. So shapes that are equal
+    by chance are distinguished.
     """
     higher = [
         jax.ShapeDtypeStruct((x.shape[0] + 1 + at, *x.shape[1:]), x.dtype) if x.shape else x

@@ -16,10 +16,10 @@ from sparsejax.transforms.described import described
 
 
 class Lazy(tree.Transformation):
-    """What `lazy` returns: a transformation with a reader of late rows.
+    """The result of `lazy`: a transformation with a reader of late rows.
 
     Attributes:
-        inside: The optimizer inside, and what is known of it.
+        inside: The optimizer inside, with its plans.
 
     Example:
         >>> adam = sparsejax.lazy(optax.adam(1e-3))
@@ -33,13 +33,13 @@ class Lazy(tree.Transformation):
     def reader(self, params: Any, state: Any) -> LateRowReader:
         """Returns the `read` argument of `sparsejax.value_and_grad`.
 
-        Give it to the update of the same parameters and state, too, `tx.update(grads,
-        state, params, read=read)`, which then does not compute the same again. Without it
-        the result is the same. A reader of another step is an error under checkify.
+        Give it to the update of the same parameters and state, too: `tx.update(grads,
+        state, params, read=read)` does not compute the rows again. Without it the result is
+        the same. A reader of another step raises an error under checkify.
 
         Args:
             params: The parameters.
-            state: The state of this transformation, or of a chain with it.
+            state: The state of this transformation, or of a chain that contains it.
         """
         return LateRowReader(self.inside, params, state)
 
@@ -48,11 +48,11 @@ class Lazy(tree.Transformation):
 def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     """Makes an optimizer update only the rows that a gradient lists.
 
-    Where a leaf of the gradients is `RowGrads`, its rows are gathered from the parameter
-    and from the arrays of the optimizer's state, `tx` updates them, and they are scattered
-    back in place. So the cost of a step is that of the rows that it lists. Leaves that are
+    If a leaf of the gradients is `RowGrads`, its rows are gathered from the parameter and
+    from the arrays of the optimizer's state, `tx` updates them, and they are scattered back
+    in place. So the cost of a step is that of the rows that it lists. Leaves that are
     arrays are passed to `tx` unchanged. Apply the updates with `sparsejax.apply_updates`.
-    It is the last transformation of a chain: what came after it would change a row once for
+    It must be the last transformation of a chain: one after it would change a row once for
     several steps.
 
     **exact=True.** Parameters are those of the dense optimizer, in which rows without a
@@ -62,33 +62,33 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     to `update`. For evaluation and other reads of whole tables, call `settle(params, state,
     tx)`.
 
-    * Where a gradient of zero changes no parameter, as with SGD without momentum, Adagrad
-      and RMSProp, there is nothing to catch up on.
-    * With SGD with momentum, Adam, NAdam and AdamW, a fixed learning rate and float32, the
-      missed steps are added up at once, to a relative error of 1e-5, unless the second
-      moment decays as fast as the first.
-    * With others, such as Lion, or AdamW with a schedule or injected hyperparameters,
-      catching up is a loop over the missed steps, as long as the longest of the rows in
-      question that still change.
-    * Schedules have the value of the missed step. Hyperparameters of
+    * If a gradient of zero changes no parameter, as with SGD without momentum, Adagrad and
+      RMSProp, there is nothing to catch up on.
+    * For SGD with momentum, Adam, NAdam and AdamW, with a fixed learning rate and float32,
+      the sum of the missed steps is computed at once, to a relative error of 1e-5, unless
+      the second moment decays as fast as the first.
+    * For others, such as Lion, or AdamW with a schedule or injected hyperparameters,
+      catching up is a loop over the missed steps, as long as the largest number of steps
+      missed by a row that is listed or read and still changes.
+    * A schedule is evaluated at the missed step. Hyperparameters of
       `optax.inject_hyperparams` that are set by hand are remembered: the last 64 values of
-      each. A row that missed a step with a forgotten value becomes NaN. Where they change
+      each. A row that missed a step with a forgotten value becomes NaN. If they change
       at each step, call `settle` from time to time.
 
     Under `jit` on an explicit mesh a table may be sharded by rows, over any mesh axes. Each
     device then reads and updates the rows of its shard.
 
-    **exact=False.** Rows that are not listed keep their bytes, in the parameter and in the
-    state. Only the number of steps is common to all rows. The same rows change as with
-    `SparseAdam` of PyTorch and `LazyAdam` of TensorFlow, by the formulas of optax.
+    **exact=False.** Rows that are not listed stay bitwise unchanged, in the parameter and
+    in the state. Only the number of steps is common to all rows. The same rows change as
+    with `SparseAdam` of PyTorch and `LazyAdam` of TensorFlow, by the formulas of optax.
 
     `tx` must treat rows separately. `optax.sgd`, `adam`, `adamw`, `adagrad`, `rmsprop`,
     `lion`, `adabelief` and `nadam` do, with `optax.clip`, `centralize` (within a row),
     `masked` and `partition`. Optimizers with a norm of a leaf or of all leaves
     (`clip_by_global_norm`, LAMB, LARS), with factors of a leaf (Adafactor) or a product
-    with it (Muon) do not. They are refused by name: in `init` if no leaf can be updated,
-    else where such a leaf has `RowGrads`. A program of an operation that is not known is
-    refused, too.
+    with it (Muon) do not. They raise an error that names the transformation: in `init` if
+    no leaf can be updated by rows, else in `update` for a leaf that has `RowGrads`. So does
+    an update with an unknown operation.
 
     Args:
         tx: The optimizer.
@@ -97,8 +97,8 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     Returns:
         A `Lazy`, a transformation with the state `LazyState`. Its updates are `RowGrads` of
         distinct, ascending ids where the gradients are `RowGrads`. It needs the parameters
-        where rows catch up. Where they catch up at once, a step also lists a 16,384th part
-        of a table, one part after another, so that no row waits for longer.
+        if rows catch up. If they catch up at once, each step also lists one 16,384th part
+        of a table, in turn, so that no row misses more than 16,384 steps.
 
     Raises:
         ArgumentError: The optimizer mixes the rows of every parameter.
@@ -132,19 +132,19 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
 
 
 def settle(params: Any, state: Any, tx: Lazy, *, flushed: bool = False) -> tuple[Any, Any]:
-    """Brings all rows up to date.
+    """Applies all missed steps to all rows.
 
     Call it before an evaluation, before saving, and before other reads of whole tables. It
-    costs a pass over the tables. Where missed steps are taken one by one, it costs as many
-    passes as the row with the most missed steps needs. Training may continue from its
-    result, or from its arguments.
+    costs a pass over the tables. If missed steps are taken one by one, it costs one pass
+    for each step that the row with the most missed steps needs. Training may continue from
+    its result, or from its arguments.
 
     Args:
         params: The parameters.
-        state: The state of `lazy`, or of a chain with it.
+        state: The state of `lazy`, or of a chain that contains it.
         tx: The result of `lazy`, which may be in a chain.
-        flushed: Whether a `sparsejax.embrace_sync` in the chain delays nothing, as after
-            `sparsejax.embrace.flush`.
+        flushed: Whether a `sparsejax.embrace_sync` in the chain has no delayed rows, as
+            after `sparsejax.embrace.flush`.
 
     Returns:
         The parameters of the dense optimizer, and the state that belongs to them.

@@ -1,4 +1,4 @@
-"""The optimizer inside a lazy one: which tables it updates by rows, how these catch up."""
+"""The optimizer inside a lazy one: the tables it updates by rows, and how they catch up."""
 
 import dataclasses
 import functools
@@ -28,33 +28,33 @@ NEVER = Never()
 
 
 class UpdatePlan(NamedTuple):
-    """What a lazy optimizer does with parameters of given shapes.
+    """The plan of a lazy optimizer for parameters of given shapes.
 
     Attributes:
-        layout: Which arrays of the state have rows, and what a step does to them.
-        catch_up: How the rows of each table catch up, by its number.
+        layout: The arrays of the state that have rows, and the effect of a step on them.
+        catch_up: The method by which the rows of each table catch up, by its number.
     """
 
     layout: OptimizerLayout
     catch_up: Mapping[int, CatchUp]
 
     def way(self, at: int) -> CatchUp:
-        """How the rows of a parameter catch up."""
+        """Returns the method by which the rows of a parameter catch up."""
         return self.catch_up.get(at, NEVER)
 
     @property
     def lagging(self) -> set[int]:
-        """The tables whose rows keep the step that they have seen last."""
+        """The tables for whose rows the state records the last step that they have seen."""
         return {at for at, way in self.catch_up.items() if way.lags}
 
     @property
     def moving(self) -> set[int]:
-        """Those of them whose parameters change in steps that miss them."""
+        """The tables whose parameters may change in steps that do not list a row."""
         return {at for at, way in self.catch_up.items() if way.moves}
 
     @property
     def fading(self) -> dict[int, tuple[int, Fading]]:
-        """Of each kind of rows that catch up by sums a table, and the method, by number."""
+        """One table for each set of `FadingSums`, and its method, by `Fading.number`."""
         found = {}
         for at, way in sorted(self.catch_up.items()):
             if isinstance(way, Fading):
@@ -64,13 +64,13 @@ class UpdatePlan(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class RowOptimizer:
-    """The optimizer inside a lazy one, and what is known of it; each is equal to itself.
+    """The optimizer inside a lazy one, with its plans. It is compared by identity.
 
     Attributes:
         tx: The optimizer.
         exact: Whether rows catch up.
-        starts: Of the parameters of which first states were made: what they are like, and
-            the paths of their leaves.
+        starts: The tree structures of parameters for which `init` was called, with the
+            paths of their leaves.
     """
 
     tx: optax.GradientTransformationExtraArgs
@@ -79,7 +79,7 @@ class RowOptimizer:
     _known: dict[Any, UpdatePlan] = dataclasses.field(default_factory=dict)
 
     def plan(self, grads: Any, params: Any) -> UpdatePlan:
-        """The plan for such gradients and parameters; for None, of those shapes."""
+        """Returns the plan; parameters that are None have the shapes of the gradients."""
         leaves, structure = jax.tree.flatten(grads, is_leaf=is_row_grads)
         if params is None:
             params = jax.tree.unflatten(structure, map(layouts.as_array, leaves))
@@ -90,17 +90,17 @@ class RowOptimizer:
         return self._known[key]
 
     def started(self, params: Any) -> UpdatePlan:
-        """The plan for the parameters of which a first state is made."""
+        """Returns the plan for the parameters of `init`, and records their structure."""
         plan = self.plan(params, params)
         self.starts[jax.tree.structure(params)] = plan.layout.paths
         return plan
 
-    def those_of(self, params: Any, inner: Any) -> Any:
-        """The parameters that a state of the optimizer is of.
+    def params_of(self, params: Any, inner: Any) -> Any:
+        """Returns the parameters that a state of the optimizer belongs to.
 
-        All of them, or those that `optax.partition` or `masked` around `lazy` passes;
-        `optax.MaskedNode` in place of others, of each or of a whole subtree, as their
-        labels are.
+        They are all of them, or those that `optax.partition` or `masked` around `lazy`
+        passes, with `optax.MaskedNode` in place of each other leaf, or of a whole subtree,
+        like the labels.
         """
         names, leaves, _ = layouts.flatten(params)
         own, found = dict(zip(names, leaves, strict=True)), [params]
@@ -119,7 +119,7 @@ class RowOptimizer:
         )
 
     def _planned(self, layout, params):
-        """The plan for tables of which is known what a step does to them."""
+        """Makes the plan for a layout."""
         caught = {at: table for at, table in layout.tables.items() if self._lags(table)}
         for table in caught.values():
             if table.traced:  # as optax.inject_hyperparams around `lazy` makes it
@@ -133,11 +133,12 @@ class RowOptimizer:
         return self.exact and table.lags and not self.why_not(table)
 
     def _fading(self, layout, params, caught):
-        """The tables whose momentum fades as `Fading` says.
+        """Finds the tables whose rows move as `Fading` describes.
 
-        The optimizer is run on numbers. What it is fed with by hand matters to steps, which
-        are taken one by one then. It is traced once, for all tables, and run once for each
-        program of a table: a model has hundreds of leaves, and few kinds of them.
+        The optimizer is run on numbers to check that. If hyperparameters that are set by
+        hand affect its steps, there are none, and steps are taken one by one. It is traced
+        once, for all tables, and run once for each distinct program of a table: a model has
+        hundreds of leaves, and few kinds of them.
         """
         dtypes = [jnp.result_type(x) for x in jax.tree.leaves(params)]
         guesses = {at: self._guess(table) for at, table in caught.items()}
@@ -157,13 +158,13 @@ class RowOptimizer:
         return found
 
     def _samples(self, layout, params, tables):
-        """How steps with a gradient of zero move each of some tables: a program each."""
+        """Returns for each table the program of `samples`: a step with a gradient of 0."""
         steps = self.zero_steps(layout, params)
         sample = functools.partial(samples, steps, list(tables))
         return outputs.alone(jax.make_jaxpr(sample)(*_SAMPLE))
 
     def _guess(self, table):
-        """How the rows of a table may move; None where numbers for that are not known."""
+        """Returns a `Fading` that may describe a table; None if its factors are unknown."""
         if table.fades is None or len(table.own) > 2:
             return None
         (idle,), factors = table.idle, list(table.decays)
@@ -173,9 +174,9 @@ class RowOptimizer:
         return fading if fading.is_short else None
 
     def zero_steps(self, layout: OptimizerLayout, params: Any) -> MissedSteps:
-        """Steps with a gradient of zero from the first one on.
+        """Returns steps with a gradient of zero, from step 0 and a state of zeros on.
 
-        All in it is NumPy's, since it may run while something else is traced.
+        Its arrays are NumPy's, since it may run while something else is traced.
         """
         leaves, structure = jax.tree.flatten(params)
         like = jax.tree.unflatten(structure, layouts.shapes(leaves))
@@ -189,7 +190,7 @@ class RowOptimizer:
         return MissedSteps(call, shapes, tuple(state), History((), ()), count, {})
 
     def why_not(self, table: TableFacts) -> str | None:
-        """Why a table cannot be updated by rows; None if it can."""
+        """Returns why a table cannot be updated by rows; None if it can."""
         return table.refused or (table.replay_refused if self.exact else None)
 
     def check(self, table: TableFacts) -> None:
@@ -217,7 +218,7 @@ class RowOptimizer:
         )
 
     def check_late(self, plan: UpdatePlan, at: int) -> None:
-        """Raises if rows of a table cannot be updated as of the step before."""
+        """Raises if rows of a table cannot be updated one step late."""
         layout = plan.layout
         table = layout.tables[at]
         known = {*layout.ticks, *(layout.held if plan.lagging else ())}
@@ -231,7 +232,7 @@ class RowOptimizer:
             )
 
 
-# The arguments of `fading.samples` but for the steps and the tables.
+# The types of the arguments of `fading.samples` after `missed` and `tables`.
 _SAMPLE = (
     jax.ShapeDtypeStruct((), jnp.int32),
     *[jax.ShapeDtypeStruct((SAMPLES,), jnp.float32)] * 3,

@@ -1,8 +1,8 @@
 """One step of a lazy optimizer, of the rows that gradients list and of all other leaves.
 
-Of lists that are short all is done at once (`at_once`), with all other leaves. Long lists
-go through it tile by tile in a loop (`in_tiles`), while a row of zeros stands for each of
-them in the former.
+Short lists are updated at once, with all other leaves (`at_once`); there, one row of zeros
+takes the place of each long list. Long lists are updated tile by tile in a loop
+(`in_tiles`).
 """
 
 import functools
@@ -27,9 +27,10 @@ class GradientRows(NamedTuple):
     """The rows that a gradient lists.
 
     Attributes:
-        merge: The distinct rows.
-        sums: Their gradients.
-        caught: These rows as after the last step, where steps are taken one by one.
+        merge: The distinct ids.
+        sums: The gradient of each distinct row.
+        caught: These rows caught up to the last step, if missed steps are taken one by one;
+            else None, and the step catches them up.
     """
 
     merge: Merge
@@ -43,7 +44,15 @@ class GradientRows(NamedTuple):
 
 
 def listed(now, at, leaf, due, reading=None):
-    """The rows of a gradient, and those that are due, or what was made to read them."""
+    """Merges the rows of a gradient with those that are due, or takes those of a reader.
+
+    Args:
+        now: The snapshot.
+        at: The number of the table.
+        leaf: The gradient, `RowGrads`.
+        due: int32 [n], the ids of rows that are due, or None.
+        reading: The `ReadRows` of the reader, which replaces merging, or None.
+    """
     way = now.way(at)
     merge = reading.merge if reading else now.merged(at, leaf.ids, due)
     caught = None
@@ -58,13 +67,16 @@ def taken(
     others: bool = True,
     by_shard: Mapping[int, RowGrads] | None = None,
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """Takes a step: the updates, the leaves of the state, and the steps that rows saw.
+    """Takes a step.
 
     Args:
         step: The step.
         lists: The rows that gradients list, by the numbers of their tables.
-        others: Whether it is a step of all other leaves, too.
-        by_shard: Gradients of tables whose part of the step is taken elsewhere.
+        others: Whether tables that list no rows take the step, too.
+        by_shard: Gradients of tables that are updated by shard, in `steps`, and not here.
+
+    Returns:
+        The updates, the leaves of the state, and the last steps that rows have seen.
     """
     now = step.now
     long = {at: x for at, x in lists.items() if tiles.is_long(x.places)}
@@ -73,14 +85,15 @@ def taken(
     made, inner, last = step.at_once(lists, long, others, by_shard or {})
     by_type: dict[frozenset[str], dict[int, GradientRows]] = {}
     for at, x in long.items():
-        # A loop has one type: what is the same on all ranks stays so beside shards.
+        # The carry of a loop has one type. With one loop for each set of varying axes, a
+        # table that is equal on all ranks is not typed as varying because of a shard.
         types = tiles.axes_of(x, now.leaves[at], now.all_of(at), now.step)
         by_type.setdefault(types, {})[at] = x
     for some in by_type.values():
         step.in_tiles(some, number, made, inner, last)
     for at, x in lists.items():
         made[at] = RowGrads.marked(x.merge.ids, made[at], step.grads[at].shape)
-        # Which rows are listed decides it, whatever the rows vary over.
+        # It depends on ids and the step alone, not on the axes that gradients vary over.
         of = tiles.axes_of(now.last[at], x.merge.ids, now.step)
         last[at] = jax.tree.map(functools.partial(same_but_over, of), last[at])
     return made, inner, last
@@ -90,25 +103,25 @@ class OptimizerStep:
     """A step of the optimizer.
 
     Args:
-        now: The state, and the parameters.
-        grads: The gradients, `RowGrads` among them.
-        extra: What the optimizer is given besides.
+        now: The snapshot of the state and the parameters.
+        grads: The leaves of the gradients, which may be `RowGrads`.
+        extra: The extra arguments of the optimizer.
     """
 
     def __init__(self, now, grads, extra):
         self.now, self.grads, self.extra = now, grads, extra
 
     def at_once(self, lists, long, rest, by_shard):
-        """The step of all but some lists, of which a row of zeros stands for all.
+        """Takes the step of all leaves but long lists, each replaced by a row of zeros.
 
         Args:
-            lists: Of each table the rows that its gradient lists.
-            long: Those of them that are long.
-            rest: Whether the step is one of tables that list no rows, too.
-            by_shard: As of `taken`.
+            lists: The rows that the gradient of each table lists.
+            long: The long ones among these lists.
+            rest: Whether tables that list no rows take the step, too.
+            by_shard: See `taken`.
 
         Returns:
-            The updates, the state, and the steps that rows have seen last.
+            The updates, the leaves of the state, and the last steps that rows have seen.
         """
         now, short = self.now, {at: x for at, x in lists.items() if at not in long}
         grads, last = list(self.grads), list(now.last)
@@ -117,7 +130,7 @@ class OptimizerStep:
             before[at] = now.gathered(now.all_of(at), x.merge.ids)
             rows[at] = self._caught(at, before[at], x.caught)
             grads[at] = x.sums
-        # A table whose gradient is dense this time: all its rows are listed.
+        # A table whose gradient is dense in this step lists all its rows.
         listed = {*lists, *by_shard}
         unlisted = now.plan.lagging - listed if rest else set()
         before |= {at: now.all_of(at) for at in unlisted}
@@ -140,10 +153,10 @@ class OptimizerStep:
         return made, inner, last
 
     def in_tiles(self, long, number, made, inner, last):
-        """The step of long lists, into what `at_once` has returned."""
+        """Takes the step of long lists, and writes it into the results of `at_once`."""
         now, tables = self.now, self.now.plan.layout.tables
-        kept = {at: now.all_of(at)[1:] for at in long}  # what is carried on
-        # An update has the place of the gradient, where it has its type.
+        kept = {at: now.all_of(at)[1:] for at in long}  # state and last steps, carried
+        # Updates overwrite the buffer of the gradients if they have its dtype.
         out = {at: jnp.zeros_like(x.sums, made[at].dtype) for at, x in long.items()}
         for at, x in long.items():
             out[at] = x.sums if x.sums.dtype == out[at].dtype else out[at]
@@ -153,7 +166,7 @@ class OptimizerStep:
         types = tiles.axes_of(kept, out, scalars, params, long, now.step)
 
         def read(tile, at, carry):
-            """Rows of a table before the step, and their gradients."""
+            """Gathers a tile: rows of a table before the step, and their gradients."""
             kept, out = carry
             same = out[at].dtype == long[at].sums.dtype
             grads = tile.cut(at, out[at] if same else long[at].sums)
@@ -162,7 +175,7 @@ class OptimizerStep:
 
         def one(tile, carry):
             kept, out = carry
-            # Nothing of what is not listed here is computed.
+            # Updates of all other leaves are not used, and XLA removes them.
             grads = [jnp.zeros(x.shape, x.dtype) for x in self.grads]
             before, rows, ids = {}, {}, {}
             for at, x in long.items():
@@ -187,7 +200,7 @@ class OptimizerStep:
                 inner[j] = array
 
     def _caught(self, at, before, caught):
-        """Rows as after the last step; `caught` if that has all of them."""
+        """Returns rows caught up to the last step: `caught` if they already are."""
         return self.now.advanced(at, before) if caught is None else caught
 
     def _call(self, grads, rows):
@@ -196,7 +209,7 @@ class OptimizerStep:
         return now.call(grads, now.leaves, now.inner, rows, **self.extra)
 
     def _put(self, ids, at, whole, inner, before, made):
-        """A table's state, and the steps that its rows have seen, with those of a step."""
+        """Writes the rows of a step into a table's state and its last steps."""
         now = self.now
         own, last = now.plan.layout.tables[at].own, whole.last
         pairs = zip(whole.own, own, strict=True)
@@ -208,13 +221,19 @@ class OptimizerStep:
 
 
 def same_but_over(names, x):
-    """An array that is known to differ over no other mesh axes than these."""
+    """Types an array as varying over `names` at most; it must be equal over other axes."""
     return assume_same(x, tuple(sorted(tiles.axes_of(x) - names)))
 
 
 def _whole_move(made: jax.Array, before: Rows, after: Rows) -> jax.Array:
-    """From what the last step changes to what all steps change that a row has missed."""
+    """Returns the updates of a step with the changes of all missed steps included.
+
+    Args:
+        made: [n, ...], the updates of the step.
+        before: The rows before they caught up.
+        after: The rows after they caught up.
+    """
     moved = before.param != after.param
-    # Of what has missed none it is the optimizer's own number.
+    # Where catching up changed nothing, it is the optimizer's update, without rounding.
     then = added(after.param, made)
     return jnp.where(moved, then - before.param, made).astype(made.dtype)

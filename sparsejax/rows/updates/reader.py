@@ -1,4 +1,4 @@
-"""What a loss reads tables with, some of whose rows are late."""
+"""Reads tables for a loss, of which some rows are late: they have missed steps."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from sparsejax.units.row_grads import ReadBy, ReadRowGrads, RowGrads
 from sparsejax.wire.collectives import Wire
 
 
-# What is refused where late rows would be read on Auto axes.
+# The error where late rows would be read on Auto axes.
 ON_AUTO_AXES = (
     "lazy: read= inside sparsejax.per_replica: rows that are late catch up where they are "
     "read, in loops of each device's own length, and axes that are left to XLA may shard "
@@ -41,9 +41,9 @@ class ReadRows(NamedTuple):
     """Rows that a loss has read.
 
     Attributes:
-        merge: The distinct rows that were read, and the place of each id that the gradient
-            lists.
-        rows: These, caught up: see `Snapshot.caught_up`.
+        merge: The distinct ids that were read, and the position among them of each id that
+            the gradient lists.
+        rows: The distinct rows, caught up: see `Snapshot.caught_up`.
     """
 
     merge: Merge
@@ -51,22 +51,22 @@ class ReadRows(NamedTuple):
 
 
 class LateRowReader:
-    """Rows as the dense optimizer has them, from tables some of whose rows are late.
+    """Reads rows as the dense optimizer has them, from tables in which some are late.
 
-    A gradient that it has read the rows of says so (`ReadRowGrads`), and has what was made
-    to read them. An update that is given the reader takes that over.
+    The gradient of rows that it has read is a `ReadRowGrads`, which contains the rows that
+    were caught up to read them. An update that is given the reader uses these again.
 
     Args:
         optimizer: The optimizer.
         params: The parameters.
-        state: Its state, or that of a chain that it is in.
+        state: The state of the optimizer, or of a chain that contains it.
     """
 
     def __init__(self, optimizer: RowOptimizer, params: Any, state: Any):
         names, leaves, _ = layouts.flatten(params)
         self._leaves = dict(zip(names, leaves, strict=True))
         state = find(state)
-        params = optimizer.those_of(params, state.inner)
+        params = optimizer.params_of(params, state.inner)
         paths, _, _ = layouts.flatten(params)
         self._numbers = {path: at for at, path in enumerate(paths)}
         self._snapshot = Snapshot(optimizer, params, params, state)
@@ -76,14 +76,14 @@ class LateRowReader:
             _check_axes()
 
     def rows(self, path: str, ids: Ids) -> tuple[jax.Array, ReadRows | None]:
-        """Rows of a table, and what was made to read them, if they may be late.
+        """Reads rows of a table.
 
         Args:
-            path: Of the table among the parameters.
-            ids: Of any shape; the nearest row is returned for `ids.read` out of range.
+            path: The path of the table among the parameters.
+            ids: The ids, of any shape; for `ids.read` out of range the nearest row is read.
 
         Returns:
-            [*ids.read.shape, ...].
+            The rows, [*ids.read.shape, ...], and the `ReadRows` if they may be late.
         """
         at, read, snapshot = self._numbers.get(path), ids.read, self._snapshot
         if (mesh := mesh_of(self._leaves[path])) is not None and not mesh.manual_axes:
@@ -95,15 +95,15 @@ class LateRowReader:
             return gathered_rows(self._leaves[path], read), None
         merge = snapshot.merged(at, read.reshape(-1), snapshot.due(at))
         rows = snapshot.caught_up(at, merge)
-        # A row that was read for an id out of range is in the list, with no gradient: a
-        # step of zero, which an exact optimizer takes of all rows.
+        # A row that was read for an id out of range is listed with a gradient of zero: the
+        # step that the dense optimizer takes for it, too.
         is_listed = ids.listed.reshape(-1) < snapshot.shapes[at].shape[0]
         places = jnp.where(is_listed, merge.places, merge.ids.shape[0])
         made = ReadRows(merge._replace(places=places), rows)
         return gathered_rows(rows.param, merge.places.reshape(read.shape)), made
 
     def _by_shard(self, path, ids, mesh):
-        """Rows of a table on an explicit mesh, each caught up by a device that holds it."""
+        """Reads rows on an explicit mesh; the device that holds a row catches it up."""
         at, table = self._numbers.get(path), self._leaves[path]
         by_rows, of_ids = self._check_shards(path, ids), jax.typeof(ids).sharding.spec
         over, spec = axis_names(by_rows or ()), PartitionSpec(by_rows)
@@ -133,7 +133,7 @@ class LateRowReader:
         return shards.run(late, (ids,), (of_ids,), of_ids)
 
     def _check_shards(self, path, ids):
-        """The mesh axes that shard the rows of a table; raises where it cannot be read."""
+        """Returns the mesh axes that shard the rows; raises if it cannot be read."""
         table, of_ids = self._leaves[path], jax.typeof(ids).sharding.spec
         by_rows, *others = jax.typeof(table).sharding.spec
         if any(others):
@@ -154,7 +154,7 @@ class LateRowReader:
         return by_rows
 
     def listed(self, path: str, lookups: list[Lookup], grads: RowGrads) -> RowGrads:
-        """The gradient of a table, with what was made for the one lookup that it is of."""
+        """Returns the gradient of a table, with its `ReadRows` if it has one lookup."""
         del path
         first, *more = lookups
         if more or first.reading is None:
@@ -162,13 +162,13 @@ class LateRowReader:
         return ReadRowGrads.of(grads, first.reading, self._by)
 
     def reading(self, grads: RowGrads) -> ReadRows | None:
-        """What was made to read the rows of a gradient, if this reader has read them."""
+        """Returns the `ReadRows` of a gradient, if this reader has read its rows."""
         if not isinstance(grads, ReadRowGrads) or grads.by is not self._by:
             return None
         return grads.reading
 
     def check_of(self, state: LazyState) -> None:
-        """Reports under checkify where another step is updated than was read at."""
+        """Reports under checkify if the state that is updated is of another step."""
         checkify.debug_check(
             self._snapshot.step == state.step,
             "lazy: read must be a reader of the state that is updated, and this one is of "
@@ -177,11 +177,11 @@ class LateRowReader:
 
     @property
     def sums(self) -> Mapping[int, FadingSums]:
-        """The sums by which rows move to this step, of which an update makes use again."""
+        """The sums by which rows catch up to this step, which an update uses again."""
         return self._snapshot.missed.sums
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
-        """Some parameters, all of them."""
+        """Returns the whole parameters at some paths, with all rows caught up."""
         wanted = [self._numbers.get(path) for path in paths]
         moving = self._snapshot.plan.moving
         late = [at for at in wanted if at in moving]
@@ -193,9 +193,9 @@ class LateRowReader:
 
 
 def reader_of(optimizer: RowOptimizer, read: Any) -> LateRowReader | None:
-    """What an update is given as `read`; None if that is the reader of another optimizer.
+    """Returns the `read` argument of an update; None if it is of another optimizer.
 
-    So it is where `optax.inject_hyperparams` makes one at each step.
+    The latter happens where `optax.inject_hyperparams` makes an optimizer at each step.
     """
     if read is None or isinstance(read, LateRowReader):
         return read if read is not None and read.optimizer is optimizer else None
@@ -206,7 +206,7 @@ def reader_of(optimizer: RowOptimizer, read: Any) -> LateRowReader | None:
 
 
 def _check_axes():
-    """Raises where XLA may shard a table from which each rank reads rows independently."""
+    """Raises if XLA may shard a table from which each rank reads rows independently."""
     further = further_axes()
     if further:
         raise AxisError(

@@ -1,11 +1,11 @@
 """Tables that are sharded by rows, under `jit`: each device has the rows of its shard.
 
-A step, and the rows that a loss reads, are those of tables of the shards' heights, inside
-one `shard_map` over all axes of the mesh. Nothing is sent: a device updates the rows that
-it holds, of the parameter and of all that the optimizer keeps of them. Where rows catch up
-in loops, each device takes as many turns as its own rows need.
+Steps and reads work on shards as if they were tables of that height, inside one `shard_map`
+over all axes of the mesh. They send nothing: a device updates the rows that it holds, of
+the parameter and of the optimizer's state. If rows catch up in loops, each device takes as
+many turns as its own rows need.
 
-What belongs to other parameters is zeros inside, of which nothing is computed.
+Other parameters and their state are zeros inside, and are not computed.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ from sparsejax.state.tree import is_masked
 
 @dataclasses.dataclass(frozen=True)
 class TableShards:
-    """Some tables of a snapshot, by shard.
+    """The shards of some tables of a snapshot.
 
     Attributes:
         now: The snapshot of whole tables.
-        shardings: How each of them is sharded, by its number: along its rows, or not.
+        shardings: The sharding of each table by its number: along its rows, or replicated.
     """
 
     now: Snapshot
@@ -42,16 +42,16 @@ class TableShards:
         in_specs: Any,
         out_specs: Any,
     ) -> Any:
-        """What a function returns inside `shard_map`, given a snapshot of the shards.
+        """Calls a function inside `shard_map` with a snapshot of this device's shards.
 
         Args:
-            function: From a `Snapshot` and the operands.
-            operands: A tuple of trees of arrays.
-            in_specs: Their PartitionSpecs.
-            out_specs: Those of what it returns.
+            function: A function of a `Snapshot` and the operands.
+            operands: A tuple of pytrees of arrays.
+            in_specs: The PartitionSpecs of the operands.
+            out_specs: The PartitionSpecs of the result.
 
         Raises:
-            ArgumentError: The optimizer was made of values that are on the mesh.
+            ArgumentError: The optimizer closes over arrays on the mesh.
         """
         now = self.now
         if now.plan.layout.closes_over:
@@ -69,7 +69,7 @@ class TableShards:
             for x, owner in zip(now.inner, now.plan.layout.owner, strict=True)
             if owner is None
         ]
-        # What all devices have: leaves that have the rows of no parameter, and sums.
+        # Replicated on all devices: leaves without rows, and the sums of `Fading`.
         common = now.state._replace(last=(), inner=alone), now.missed.sums
         mapped = jax.shard_map(
             lambda tables, common, operands: function(
@@ -83,12 +83,12 @@ class TableShards:
         return mapped(tables, common, operands)
 
     def specs(self, at: int) -> Rows:
-        """The PartitionSpecs of all rows of a table."""
+        """Returns the PartitionSpecs of all rows of a table."""
         spec = PartitionSpec(self.shardings[at].spec[0])
         return jax.tree.map(lambda _: spec, self.now.all_of(at))
 
     def _snapshot(self, tables, common, sums):
-        """The snapshot that this device has."""
+        """Makes the snapshot of this device's shards."""
         now = self.now
         params = [
             tables[at].param if at in tables else jnp.zeros(x.shape, x.dtype)
@@ -117,17 +117,17 @@ def every_row(
     tables: Iterable[int],
     catch_up: Callable[[Snapshot, Iterable[int]], dict[int, Rows]],
 ) -> dict[int, Rows]:
-    """All rows of some tables, caught up, those of shards by the devices that hold them.
+    """Returns all rows of some tables, caught up; devices catch up their own shards.
 
     Args:
         now: The snapshot.
-        tables: Their numbers.
-        catch_up: `Snapshot.settled`, or `Snapshot.replayed`.
+        tables: The numbers of the tables.
+        catch_up: The method: `Snapshot.settled`, or `Snapshot.replayed`.
     """
     found = {at: _sharding(now.leaves[at]) for at in tables}
     sharded = {at: x for at, x in found.items() if x is not None}
-    # Where rows are cut, types of an explicit mesh allow each step only separately.
-    # Their gradients are arrays, so hardly ever is a row late.
+    # If rows are sharded along their own axes too, the types of an explicit mesh allow
+    # only steps one by one. Gradients of such tables are dense, so rows are rarely late.
     cut = [at for at in found if at not in sharded and _is_cut(now.leaves[at])]
     made = Snapshot.replayed(now, cut)
     made |= catch_up(now, [at for at in found if at not in sharded and at not in cut])
@@ -139,7 +139,7 @@ def every_row(
 
 
 def _sharding(table):
-    """How a table is sharded by rows, as far as its type says so under `jit`; or None."""
+    """Returns the sharding of a table by rows, if its type under `jit` has one; or None."""
     mesh = mesh_of(table)
     if mesh is None or mesh.manual_axes or AxisType.Explicit not in mesh.axis_types:
         return None
@@ -150,6 +150,6 @@ def _sharding(table):
 
 
 def _is_cut(table):
-    """Whether the rows of a table are sharded, and each of them, too."""
+    """Returns whether a table is sharded along its rows and along another axis, too."""
     spec = jax.typeof(table).sharding.spec
     return spec[0] is not None and any(spec[1:])

@@ -27,10 +27,11 @@ class Snapshot:
 
     Args:
         optimizer: The optimizer.
-        grads: The gradients, or what has their structure, shapes and dtypes.
+        grads: The gradients, or a pytree with their structure, shapes and dtypes.
         params: The parameters, or None.
         state: The state.
-        sums: By which rows move, where another snapshot of this state has made them.
+        sums: The sums by which rows catch up, if another snapshot of this state has
+            computed them.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Snapshot:
         self.missed = dataclasses.replace(self.missed, sums=made)
 
     def _sums(self):
-        """The sums by which rows move to this step."""
+        """Computes the sums by which rows catch up to this step."""
         made = {}
         for number, (at, way) in sorted(self.plan.fading.items()):
             run = lambda *args, at=at: samples(self.missed, [at], *args)[0]
@@ -84,39 +85,42 @@ class Snapshot:
         return made
 
     def kept(self) -> tuple[jax.Array, ...]:
-        """What is kept of the sums by which rows move, after a step."""
+        """Returns the sums that the next state keeps."""
         sums = self.missed.sums
         return tuple(sums[number].kept for number in sorted(sums))
 
     def way(self, at: int) -> CatchUp:
-        """How the rows of a table catch up."""
+        """Returns the method by which the rows of a table catch up."""
         return self.plan.way(at)
 
     def all_of(self, at: int) -> Rows:
-        """All rows of a table."""
+        """Returns all rows of a table, not caught up."""
         own = tuple(self.inner[j] for j in self.plan.layout.tables[at].own)
         return Rows(self.leaves[at], own, self.last[at])
 
     def gathered(self, whole: Rows, ids: jax.Array) -> Rows:
-        """Rows of a table, the nearest for ids out of range; none of these is late."""
+        """Gathers rows of a table; for ids out of range the nearest, which are not late."""
         own = tuple(gathered_rows(x, ids) for x in whole.own)
         param: Any = whole.param
         param = param if param is None else gathered_rows(param, ids)
         return Rows(param, own, self.seen(whole.last, ids))
 
     def seen(self, last: Any, ids: jax.Array) -> jax.Array:
-        """The steps that rows of a table have seen last."""
+        """Returns the last steps that rows of a table have seen."""
         if isinstance(last, optax.MaskedNode):
             return jnp.zeros(ids.shape, jnp.int32)
         inside = (ids >= 0) & (ids < last.shape[0])
         return jnp.where(inside, gathered_rows(last, ids), self.step)
 
     def due(self, at: int, unseen: bool = False) -> jax.Array | None:
-        """The rows of a table that a step lists besides those of its gradient, if any.
+        """Returns the ids of the rows that a step lists in addition to those of a gradient.
 
         Args:
-            at: The table.
-            unseen: Whether rows are left out that have seen the step.
+            at: The number of the table.
+            unseen: Whether rows that have seen this step are replaced by padding.
+
+        Returns:
+            int32 [n], or None if there are none.
         """
         height = self.shapes[at].shape[0]
         due = self.way(at).due(height, self.step)
@@ -125,7 +129,7 @@ class Snapshot:
         return jnp.where(self.seen(self.last[at], due) > self.step, height, due)
 
     def merged(self, at: int, ids: jax.Array, due: jax.Array | None) -> Merge:
-        """The distinct rows of two lists, of which places are those of the first."""
+        """Merges two lists of ids; `Merge.places` has the positions of the first list."""
         more = []
         if due is not None:
             more = as_varying([due], tiles.axes_of(due) | tiles.axes_of(ids))
@@ -136,14 +140,15 @@ class Snapshot:
         return merge._replace(places=merge.places[: ids.size])
 
     def advanced(self, at: int, rows: Rows) -> Rows:
-        """Rows of a table as after the last step, late or not."""
+        """Catches up some rows of a table to the last step."""
         return self.way(at).advance(self.missed, {at: rows})[at]
 
     def caught_up(self, at: int, merge: Merge) -> Rows:
-        """Listed rows of a table as after the last step, to be read.
+        """Returns listed rows of a table, caught up to the last step, to be read.
 
-        Just the parameter, where an update advances rows again, from their state that it
-        has at hand. Elsewhere all, so that no step is taken twice.
+        Only the parameter is returned if catching up is cheap: an update catches the rows
+        up again, from the state that it gathers anyway. Otherwise their state is returned,
+        too, so that no step is taken twice.
         """
         whole, ids, is_cheap = self.all_of(at), merge.ids, self.way(at).is_cheap
         types = tiles.axes_of(whole, ids, self.step, self.missed.sums)
@@ -165,15 +170,15 @@ class Snapshot:
         return tiles.each({at: (n, merge.found)}, number, one, empty, types)
 
     def replayed(self, tables: Iterable[int]) -> dict[int, Rows]:
-        """All rows of some tables, each missed step separately.
+        """Returns all rows of some tables, caught up by missed steps one by one.
 
-        Less to compile than a sum, where hardly ever a row is late.
+        This compiles faster than a sum, for tables whose rows are rarely late.
         """
         every = {at: self.all_of(at) for at in tables}
         return Replay(True).advance(self.missed, every) if every else {}
 
     def settled(self, tables: Iterable[int]) -> dict[int, Rows]:
-        """All rows of some tables, few of which are late."""
+        """Returns all rows of some tables, caught up; it is fast if few are late."""
         ways: dict[CatchUp, dict[int, Rows]] = {}
         for at in tables:
             ways.setdefault(self.way(at), {})[at] = self.all_of(at)
@@ -184,7 +189,7 @@ class Snapshot:
 
 
 def before(plan: UpdatePlan, state: LazyState) -> LazyState:
-    """A state as it was before the last step, but for the rows of tables."""
+    """Returns a state as it was before the last step, except for the rows of tables."""
     inner, structure = jax.tree.flatten(state.inner)
     for j in plan.layout.ticks:
         inner[j] = inner[j] - jnp.ones((), inner[j].dtype)
@@ -196,5 +201,5 @@ def before(plan: UpdatePlan, state: LazyState) -> LazyState:
 
 
 def gathered_rows(x: jax.Array, ids: jax.Array) -> jax.Array:
-    """Rows of an array; the nearest one for an id that is out of range."""
+    """Gathers rows of an array; for an id out of range the nearest row."""
     return jnp.take(x, ids, axis=0, mode="clip")

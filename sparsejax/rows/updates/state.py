@@ -1,4 +1,4 @@
-"""What a lazy optimizer keeps."""
+"""The state of a lazy optimizer."""
 
 from typing import Any, NamedTuple
 
@@ -13,13 +13,13 @@ class LazyState(NamedTuple):
     """State of `lazy`.
 
     Attributes:
-        step: int32, how many steps there were.
-        last: Like the parameters: of each table whose rows catch up, int32 [height], the
-            step that each row has seen last. `optax.MaskedNode` for all others.
-        history: The values of injected hyperparameters, and since when they have them.
-        inner: The state of the optimizer; rows of it are as after their last step.
-        kept: Sums by which rows move that were not seen for long, by `Fading.number`: see
-            `FadingSums`.
+        step: int32 [], the number of steps so far.
+        last: A tree like the parameters: for each table whose rows catch up, int32
+            [height], the last step that each row has seen; `optax.MaskedNode` for others.
+        history: The last values of injected hyperparameters, and the first step of each.
+        inner: The state of the optimizer; its rows are as after the last step they saw.
+        kept: By `Fading.number`, the sums by which rows catch up whose momentum has faded:
+            see `FadingSums`.
     """
 
     step: jax.Array
@@ -30,7 +30,7 @@ class LazyState(NamedTuple):
 
 
 def find(state: Any) -> LazyState:
-    """The state of `lazy` in that of a chain."""
+    """Returns the state of `lazy` in that of a chain; raises unless there is just one."""
     found = per_rank.find(state, LazyState)
     if len(found) != 1:
         raise StateError(

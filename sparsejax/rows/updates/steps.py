@@ -1,10 +1,10 @@
-"""What a lazy optimizer does: its first state, a step, and catching all rows up.
+"""The init and update of a lazy optimizer, and catching up all rows.
 
-A step (`update`) merges the ids that a gradient lists, with those that are due; gathers
-these rows of the parameter and of the state; has them advance on the steps that they have
-missed, which `catch_up` takes or adds up; calls the optimizer with them in place of the
-table (`RowCall`); and scatters them back. Of a table that is sharded by rows each device
-does that with the rows of its shard (`shards`).
+A step (`update`) merges the ids that a gradient lists with those that are due; gathers
+these rows of the parameter and of the state; applies the steps that they have missed, one
+by one or as a sum (`catch_up`); calls the optimizer with them in place of the table
+(`RowCall`); and scatters them back. If a table is sharded by rows, each device does so with
+the rows of its shard (`shards`).
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ from sparsejax.units.row_grads import (
 
 
 def init(optimizer: RowOptimizer, params: Any) -> LazyState:
-    """The first state; raises if the optimizer can update no table by rows."""
+    """Returns the first state; raises if the optimizer can update no table by rows."""
     plan = optimizer.started(params)
     tables = plan.layout.tables.values()
     refused = [table for table in tables if optimizer.why_not(table)]
@@ -57,12 +57,12 @@ def init(optimizer: RowOptimizer, params: Any) -> LazyState:
     _, leaves, structure = layouts.flatten(params)
     numbers, of_inner = jax.tree.flatten(optimizer.tx.init(params))
     numbers = [
-        x if owner is None else _beside(leaves[owner], x)
+        x if owner is None else _sharded_like_rows(leaves[owner], x)
         for x, owner in zip(numbers, plan.layout.owner, strict=True)
     ]
     lagging = plan.lagging
     last = [
-        _never_seen(leaf) if at in lagging else optax.MaskedNode()
+        _first_steps(leaf) if at in lagging else optax.MaskedNode()
         for at, leaf in enumerate(leaves)
     ]
     return LazyState(
@@ -74,13 +74,13 @@ def init(optimizer: RowOptimizer, params: Any) -> LazyState:
     )
 
 
-def _never_seen(table):
-    """Zeros, one for each row of a table, sharded as its rows are."""
-    return _beside(table, jnp.zeros(table.shape[0], jnp.int32))
+def _first_steps(table):
+    """Returns the first `LazyState.last` of a table, sharded like its rows."""
+    return _sharded_like_rows(table, jnp.zeros(table.shape[0], jnp.int32))
 
 
-def _beside(table, x):
-    """An array that has something for each row of a table, sharded as its rows are."""
+def _sharded_like_rows(table, x):
+    """Shards the first axis of an array [height, ...] like the rows of a table."""
     mesh, over = mesh_of(table), jax.typeof(table).sharding.spec[0]
     of_rows, *others = jax.typeof(x).sharding.spec
     if mesh is None or over == of_rows:
@@ -89,7 +89,7 @@ def _beside(table, x):
 
 
 def tables(optimizer: RowOptimizer, params: Any) -> list[str]:
-    """The paths of the parameters that it can update by rows."""
+    """Returns the paths of the parameters that an optimizer can update by rows."""
     tables = optimizer.started(params).layout.tables.values()
     return [table.path for table in tables if not optimizer.why_not(table)]
 
@@ -103,9 +103,10 @@ def update(
     read: LateRowReader | None = None,
     **extra: Any,
 ) -> tuple[Any, LazyState]:
-    """A step: rows catch up, the optimizer updates them, and they go back.
+    """Takes a step: rows catch up, the optimizer updates them, and they are scattered back.
 
-    Where rows of the step before come along, they are updated first, as of that step.
+    If gradients have delayed rows of the step before (`LateRowGrads`), these are updated
+    first, as of that step.
     """
     read = reader_of(optimizer, read)
     paths, grads, structure = layouts.flatten(updates)
@@ -130,12 +131,12 @@ def update(
             if isinstance(leaf, ShardedRowGrads):
                 by_shard[at] = leaf
                 continue
-            # Of a step in two halves, rows that are due come with the late one: some of
-            # them may be in it.
+            # If a step comes in two halves, rows that are due are listed with the late
+            # half, which may contain some of them.
             reading = None if read is None or at in early else read.reading(leaf)
             due = None if reading or at in early else now.due(at)
             lists[at] = listed(now, at, leaf, due, reading)
-        else:  # it is empty
+        else:  # a table without elements
             grads[at] = leaf.to_dense()
     step = OptimizerStep(now, grads, extra)
     made, inner, last = taken(step, lists, by_shard=by_shard)
@@ -146,7 +147,7 @@ def update(
             for j, own in zip(now.plan.layout.tables[at].own, rows.own, strict=True):
                 inner[j] = own
     for at, late in moved.items():
-        made[at] = _both(late, made[at])
+        made[at] = _concatenated(late, made[at])
     return jax.tree.unflatten(structure, made), LazyState(
         step=now.step + 1,
         last=jax.tree.unflatten(structure, last),
@@ -157,7 +158,7 @@ def update(
 
 
 def _warn_of_narrow(path, leaf):
-    """Warns where rows are narrower than the platform keeps them."""
+    """Warns if rows are narrower than those to which the platform pads them."""
     width, least = math.prod(leaf.shape[1:]), policy().row
     if width < least:
         warn_of_platform(
@@ -175,9 +176,10 @@ def _by_shard(
     grads: Mapping[int, ShardedRowGrads],
     extra: Mapping[str, Any],
 ) -> dict[int, tuple[ShardedRowGrads, Rows]]:
-    """The updates of tables that are sharded by rows, and what is kept of their rows.
+    """Takes the step of tables that are sharded by rows.
 
-    That is `Rows` without the parameter.
+    Returns:
+        By table, its update, and all its `Rows` after the step, without the parameter.
     """
     shards = TableShards(now, {at: x.sharding for at, x in grads.items()})
     arrays, rest = tree.arrays_and_others(extra)
@@ -208,12 +210,12 @@ def _by_shard(
 def caught_late(
     optimizer: RowOptimizer, late: Any, state: Any, params: Any
 ) -> tuple[Any, LazyState]:
-    """What rows of the last step do that come now; no step is taken.
+    """Applies delayed rows of the last step, without a new step.
 
     Args:
         optimizer: The optimizer.
-        late: A tree like the parameters: `RowGrads`, or `optax.MaskedNode` where none
-            came.
+        late: A tree like the parameters: `RowGrads`, or `optax.MaskedNode` for a parameter
+            without delayed rows.
         state: The state.
         params: The parameters.
 
@@ -223,7 +225,7 @@ def caught_late(
     ours = find(state)
     paths, rows, whole = layouts.flatten(late)
     by_path = dict(zip(paths, rows, strict=True))
-    params = optimizer.those_of(params, ours.inner)
+    params = optimizer.params_of(params, ours.inner)
     paths, leaves, structure = layouts.flatten(params)
     early = {at: by_path[path] for at, path in enumerate(paths) if path in by_path}
     zeros = jax.tree.unflatten(structure, list(map(jnp.zeros_like, leaves)))
@@ -232,10 +234,10 @@ def caught_late(
 
 
 def _late(optimizer, late, updates, state, params):
-    """The update of rows that the last step has left out, as it would have been then.
+    """Updates rows that the last step has left out, as that step would have done.
 
-    Of the state numbers of steps, and numbers by hand, are those of that step. Of what it
-    makes only the rows are kept: for all else that step was whole.
+    Numbers of steps in the state, and hyperparameters that are set by hand, have the values
+    of that step. Only the rows of its result are kept: all else was updated then.
 
     Returns:
         The updates, by table, and the state.
@@ -264,17 +266,17 @@ def _late(optimizer, late, updates, state, params):
     )
 
 
-def _both(late: RowGrads, now: RowGrads) -> RowGrads:
-    """The updates of two steps, of which no row is in both lists."""
+def _concatenated(late: RowGrads, now: RowGrads) -> RowGrads:
+    """Concatenates the updates of two steps, whose lists have no row in common."""
     ids = jnp.concatenate([late.ids, now.ids])
     return RowGrads.marked(ids, jnp.concatenate([late.rows, now.rows]), now.shape)
 
 
 def settled(optimizer: RowOptimizer, params: Any, state: Any) -> tuple[Any, Any]:
-    """Parameters and state with all rows caught up."""
+    """Returns the parameters and the state with all rows caught up."""
     ours = find(state)
     names, whole, of_whole = layouts.flatten(params)
-    params = optimizer.those_of(params, ours.inner)
+    params = optimizer.params_of(params, ours.inner)
     paths, leaves, structure = layouts.flatten(params)
     tables = optimizer.plan(params, params).layout.tables
     last = structure.flatten_up_to(ours.last)
@@ -294,9 +296,9 @@ def settled(optimizer: RowOptimizer, params: Any, state: Any) -> tuple[Any, Any]
 
 @functools.partial(jax.jit, static_argnums=0)
 def _caught_up(optimizer, params, state):
-    """All rows of the tables whose rows may be late, in one program.
+    """Returns all rows of the tables whose rows may be late, caught up, in one program.
 
-    Operation by operation each would be compiled separately, and none fused.
+    Without `jit` each operation would be compiled separately, and none fused.
     """
     now = Snapshot(optimizer, params, params, state)
     settled = every_row(now, now.plan.lagging, Snapshot.settled)

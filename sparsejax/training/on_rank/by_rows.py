@@ -1,4 +1,4 @@
-"""Which gradients of a train step are rows: those that the optimizer takes as rows."""
+"""Gradients by rows in a train step: of those tables that the optimizer updates by rows."""
 
 import functools
 from collections.abc import Callable
@@ -18,14 +18,15 @@ from sparsejax.units.row_grads import is_row_grads
 
 
 def takes_rows(seen: Observed) -> frozenset[str]:
-    """The paths of the leaves whose gradients a chain takes as `RowGrads`.
+    """Returns the paths of the leaves whose gradients a chain accepts as `RowGrads`.
 
-    What updates rows says so when it is observed (`observing.report_rows`). It has to stand
-    after a synchronization that sums the leaf, by a scheme that leaves nothing out, and
-    nothing may stand before that, or around it, that needs whole arrays.
+    A transformation that updates rows reports its leaves when it is observed
+    (`observing.report_rows`). It must follow a synchronization that sums the leaf by a
+    lossless scheme, and no transformation that needs whole arrays, such as a
+    sparsifier, may precede or enclose that synchronization.
 
     Args:
-        seen: The chain, as `observing.observed` sees it.
+        seen: The result of `observing.observed` for the chain.
     """
     taken: set[str] = set()
     for part in seen.rows:
@@ -40,10 +41,10 @@ def takes_rows(seen: Observed) -> frozenset[str]:
 
 
 def reader(seen: Observed, params: Any, opt_state: Any) -> Any:
-    """The reader of tables some of whose rows have updates to catch up on, or None.
+    """Returns the reader of tables whose rows may have missed steps, or None.
 
     Args:
-        seen: The chain, as `observing.observed` sees it.
+        seen: The result of `observing.observed` for the chain.
         params: The parameters.
         opt_state: The chain's state.
     """
@@ -52,7 +53,7 @@ def reader(seen: Observed, params: Any, opt_state: Any) -> Any:
 
 
 def caught_up(seen: Observed, params: Any, opt_state: Any) -> Any:
-    """The parameters, with all rows that are late."""
+    """Returns the parameters with all rows caught up."""
     read = reader(seen, params, opt_state)
     if read is None:
         return params
@@ -61,9 +62,9 @@ def caught_up(seen: Observed, params: Any, opt_state: Any) -> Any:
 
 
 def only(grads: Any, paths: frozenset[str]) -> Any:
-    """Gradients in which no leaves but those of these paths are `RowGrads`."""
+    """Makes `RowGrads` dense, except for leaves of the given paths."""
     if any(not is_sent for is_sent in sharded.are_sent(grads)):
-        shards = sharded.apart(grads)  # what embrace_sync sends itself is unchanged
+        shards = sharded.apart(grads)  # gradients that embrace_sync sends are unchanged
         return shards.together(only(shards.rest, paths), shards.nodes)
     names, leaves, structure = tree.flatten(grads, rows=True)
     kept = [
@@ -74,10 +75,10 @@ def only(grads: Any, paths: frozenset[str]) -> Any:
 
 
 def scaled(grads: Any, share: Share) -> Any:
-    """Gradients that have the weighted mean as their plain mean over ranks.
+    """Scales gradients so that their plain mean over the ranks is the weighted mean.
 
-    A rank that has no data lists no rows. Gradients of parameters that ranks share out are
-    sums over the ranks already, of gradients that were `weighted`.
+    A rank of weight 0 lists no rows. Gradients of `Sharded` parameters are unchanged: they
+    are sums over the ranks already, of gradients that were `weighted`.
     """
 
     def one(leaf):
@@ -90,9 +91,9 @@ def scaled(grads: Any, share: Share) -> Any:
 
 
 def weighted(params: Any, share: Share) -> Any:
-    """Parameters as a loss is given them, whose gradient counts as this rank's share does.
+    """Adds this rank's weight to `Sharded` parameters, for a loss.
 
-    That is for those that ranks share out: the loss adds up their gradients over the ranks.
+    The backward pass of the loss sums their gradients over the ranks, with these weights.
     """
     if share.weight is None:
         return params
@@ -108,7 +109,7 @@ def updated(
     params: Any,
     extra: dict[str, Any],
 ) -> tuple[Any, Any]:
-    """The updates of a chain, and its state; an error by name if a part takes no rows."""
+    """Calls the update of a chain; raises an error by name if a part accepts no rows."""
     try:
         return tx.update(grads, state, params, **extra)
     except (TypeError, ValueError) as error:
@@ -119,7 +120,7 @@ def updated(
             raise
         arrays = jax.tree.map(tree.to_dense, grads, is_leaf=is_row_grads)
         if not _takes(tx, arrays, state, params, extra):
-            raise  # it is not because of rows
+            raise  # dense gradients fail as well, so rows are not the reason
         raise LeafError(
             f"the gradient of {listed[0]!r} is RowGrads, since sparsejax.lazy takes the "
             "rows that a loss has read, and something else in the chain fails with them. "
@@ -131,7 +132,7 @@ def updated(
 
 
 def _takes(tx, grads, state, params, extra):
-    """Whether a chain makes anything of gradients."""
+    """Returns whether the update of a chain accepts gradients, without an error."""
     try:
         tx.update(grads, state, params, **extra)
     except (TypeError, ValueError):
@@ -142,6 +143,6 @@ def _takes(tx, grads, state, params, extra):
 def bounded(
     update: Callable[..., Any], capacity: Capacity, axis_name: AxisName
 ) -> Callable[..., Any]:
-    """An update of parameters and state whose lists of rows are shorter where they fit."""
+    """Makes an update of parameters and state that runs `within_capacity`."""
     known = {"capacity": capacity, "axis_name": axis_name}
     return functools.partial(within_capacity, update, **known)

@@ -1,4 +1,4 @@
-"""The first half of a step, for an optimizer that has two: it applies what is carried."""
+"""The first half of a step that has two: it applies the gradients that are carried."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from sparsejax.training.train_state import TrainState
 
 
 def has_two(tx: optax.GradientTransformation) -> bool:
-    """Whether a step of an optimizer begins with what the last one has left."""
+    """Returns whether steps of an optimizer have two halves: `begin` and `update`."""
     return isinstance(tx, Horizontal)
 
 
@@ -23,14 +23,17 @@ def begun(
     opt_state: Any,
     loss_fn: Callable[..., Any],
 ) -> tuple[Any, Any]:
-    """The parameters and the state after the first half of a step; inside `shard_map`.
+    """Takes the first half of a step, if there are two; inside `shard_map`.
 
     Args:
         tx: The optimizer.
         params: The parameters.
-        opt_state: Its state.
-        loss_fn: From parameters to the loss, which is traced where the order of blocks is
-            to be found in it.
+        opt_state: The state of the optimizer.
+        loss_fn: A function from parameters to the loss, which is traced to find the order
+            of blocks if none is given.
+
+    Returns:
+        The parameters and the state.
     """
     if not isinstance(tx, Horizontal):
         return params, opt_state
@@ -41,7 +44,7 @@ def begun(
 
 
 def settled(tx: optax.GradientTransformation, state: TrainState) -> TrainState:
-    """A state in which nothing waits, and no row is late; inside `shard_map`.
+    """Applies all updates that wait, and catches up all rows; inside `shard_map`.
 
     Args:
         tx: The optimizer.
@@ -52,7 +55,7 @@ def settled(tx: optax.GradientTransformation, state: TrainState) -> TrainState:
 
     def of_rows(params, opt_state):
         if not lazy:
-            return params, opt_state  # there is no table
+            return params, opt_state  # no table is updated by rows
         if not seen.ahead:
             return rows.settle(params, opt_state, lazy[0])
         return flushing.flush(params, opt_state, lazy[0])
@@ -66,5 +69,5 @@ def settled(tx: optax.GradientTransformation, state: TrainState) -> TrainState:
 
 
 def of_rest(opt_state: Any) -> Any:
-    """The part of a state that is about leaves which are not carried: all, as a rule."""
+    """Returns the state of the leaves that are not carried: all, without `horizontal`."""
     return opt_state.rest if isinstance(opt_state, Begun | HorizontalState) else opt_state

@@ -1,4 +1,4 @@
-"""How a loss function is called, and what it may return."""
+"""Calls loss functions, and checks their outputs."""
 
 import dataclasses
 import inspect
@@ -17,7 +17,7 @@ _EXAMPLES = {
 
 
 def check_functions(required: dict[str, Any], optional: dict[str, Any]) -> None:
-    """Raises where an argument is to be a function, and is none; by their names."""
+    """Raises if an argument is not a function; optional arguments may be None."""
     given = {name: value for name, value in optional.items() if value is not None}
     for name, value in (required | given).items():
         if not callable(value):
@@ -29,12 +29,12 @@ def check_functions(required: dict[str, Any], optional: dict[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A loss function in one form: from parameters to (loss, (aux, variables)).
+    """A loss function with its outputs in one form: (loss, (aux, variables)).
 
     Attributes:
-        function: The user's.
-        name: The argument that it was given as, for messages.
-        has_aux: Whether it returns auxiliary outputs.
+        function: The user's function.
+        name: The name of the argument, for errors.
+        has_aux: Whether the function returns auxiliary outputs.
     """
 
     function: Callable[..., Any]
@@ -42,7 +42,13 @@ class Loss:
     has_aux: bool
 
     def __call__(self, params: Any, batch: Any, given: dict[str, Any]) -> tuple[Any, Any]:
-        """Calls it with what the state has, by keyword; what is not returned is None."""
+        """Calls the function; aux or variables that it does not return are None.
+
+        Args:
+            params: The parameters.
+            batch: This rank's share of the batch.
+            given: The keyword arguments that the state has: see `variables.keywords`.
+        """
         self._check_call(params, batch, given)
         loss, rest = self._taken_apart(self.function(params, batch, **given), given)
         if not (hasattr(loss, "dtype") or isinstance(loss, int | float | complex)):
@@ -62,7 +68,7 @@ class Loss:
         return loss, rest
 
     def _taken_apart(self, out, given):
-        """The outputs of the loss function as (loss, (aux, variables))."""
+        """Returns the outputs of the loss function as (loss, (aux, variables))."""
         returns = ["aux"] * self.has_aux + ["variables"] * ("variables" in given)
         if not returns:
             if isinstance(out, tuple):
@@ -79,10 +85,10 @@ class Loss:
         return loss, tuple(rest)
 
     def _check_call(self, params, batch, given):
-        """Raises where the function does not take what it is called with."""
+        """Raises if the function does not accept its arguments."""
         try:
             signature = inspect.signature(self.function)
-        except (TypeError, ValueError):  # a builtin, which does not say
+        except (TypeError, ValueError):  # a builtin without a signature
             return
         try:
             signature.bind(params, batch, **given)

@@ -1,4 +1,4 @@
-"""Auxiliary outputs: averaged, summed, or stacked over the ranks."""
+"""Reduces auxiliary outputs: averages, sums, or stacks them over the ranks."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from sparsejax.training.on_rank.shares import Share
 
 KINDS = ("mean", "sum", "stack")
 
-# Without a choice scalars are averaged. The mean of an array that has an entry for each
-# example would be one of unlike examples: for that the user must ask.
+# By default scalars are averaged. The mean over ranks of an array with an element for each
+# example would mix different examples, so users must request it.
 SCALARS = "mean of scalars"
 
 
 def check(aux: Any) -> None:
-    """Raises unless it says for each output what becomes of it."""
+    """Raises unless all leaves are one of `KINDS`, or `SCALARS`."""
     for kind in jax.tree.leaves(aux, is_leaf=lambda node: node is None):
         if kind not in (*KINDS, SCALARS):
             raise ArgumentError(
@@ -30,18 +30,18 @@ def check(aux: Any) -> None:
 
 
 def specs(aux: Any, axis_name: AxisName) -> Any:
-    """The PartitionSpecs of the outputs: what is stacked stays on its rank."""
+    """Returns the PartitionSpecs of outputs: stacked ones are sharded over the ranks."""
     stacked, same = PartitionSpec(axis_name), PartitionSpec()
     return jax.tree.map(lambda kind: stacked if kind == "stack" else same, aux)
 
 
 def put_together(outputs: Any, aux: Any, share: Share) -> Any:
-    """The outputs of all ranks.
+    """Reduces outputs over the ranks.
 
     Args:
-        outputs: Those of this rank.
-        aux: What becomes of each: a tree of `KINDS`, or a prefix of one.
-        share: How much this rank counts.
+        outputs: The outputs of this rank.
+        aux: The reduction of each: a tree of `KINDS`, or a prefix of one.
+        share: The share of this rank in means.
     """
 
     def below(path, kind, outputs):

@@ -1,4 +1,4 @@
-"""A step and an evaluation, as one rank runs them; inside `shard_map`."""
+"""A step and an evaluation of one rank, inside `shard_map`."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -41,14 +41,15 @@ class Program:
     Attributes:
         tx: The optimizer.
         axis_name: The mesh axis of the ranks.
-        loss: Of a step.
-        eval_loss: Of an evaluation.
-        aux: What becomes of auxiliary outputs, where the losses return any: see `outputs`.
-        weight: From a batch to how much this rank's share counts; None where all count the
-            same.
-        ids: From a batch to what `tx` is given as `ids`, if anything.
-        capacity: Of lists of rows, if they have one.
-        mean_loss: Whether the loss is the mean over ranks; else each returns its own.
+        loss: The loss of a step.
+        eval_loss: The loss of an evaluation.
+        aux: The reduction of auxiliary outputs, if losses return any: see `outputs`.
+        weight: A function from this rank's share of a batch to its weight; None if all
+            ranks have equal weights.
+        ids: A function from this rank's share of a batch to the `ids` argument of
+            `tx.update`, or None.
+        capacity: The capacity of lists of rows: see `within_capacity`, or None.
+        mean_loss: Whether the loss is the mean over ranks; else it is that of each rank.
     """
 
     tx: optax.GradientTransformationExtraArgs
@@ -64,10 +65,10 @@ class Program:
     def step(
         self, state: TrainState, batches: Sequence[Any], opt_specs: Any
     ) -> tuple[TrainState, Any]:
-        """The next state, and the loss with what goes with it.
+        """Returns the next state, and the loss, or the loss and auxiliary outputs.
 
         Args:
-            state: Of this rank.
+            state: The state on this rank.
             batches: This rank's share of the batch, and of the next one if it was given.
             opt_specs: The PartitionSpecs of the optimizer's state.
         """
@@ -109,12 +110,12 @@ class Program:
         return after, self._of_all(loss, aux, share)
 
     def evaluation(self, state: TrainState, batch: Any, settle: bool) -> Any:
-        """The loss with what goes with it.
+        """Returns the loss, or the loss and auxiliary outputs.
 
         Args:
-            state: Of this rank; without the optimizer's, where that is not needed.
-            batch: This rank's share.
-            settle: Whether what waits for the next step is applied before.
+            state: The state on this rank; its `opt_state` may be None if not needed.
+            batch: This rank's share of the batch.
+            settle: Whether updates that wait for the next step are applied first.
         """
         if settle:
             state = halves.settled(self.tx, state)
@@ -128,7 +129,7 @@ class Program:
         return self._of_all(loss, aux, share)
 
     def output_specs(self) -> Any:
-        """The PartitionSpecs of the loss and what goes with it."""
+        """Returns the PartitionSpecs of the loss, and of auxiliary outputs."""
         loss = PartitionSpec() if self.mean_loss else PartitionSpec(self.axis_name)
         return (loss, outputs.specs(self.aux, self.axis_name)) if self.has_aux else loss
 
@@ -138,12 +139,12 @@ class Program:
         return self.loss.has_aux
 
     def _loss_of(self, state, batch, share):
-        """From parameters to the loss on a share of a batch, with what the state has."""
+        """Makes the function from parameters to the loss on a share of a batch."""
         given = of_variables.keywords(state, Wire(self.axis_name))
         return lambda params: self.loss(weighted(params, share), batch, given)
 
     def _read_next(self, state, params, batches):
-        """The rows that this rank reads of tables in the next step; None at the end."""
+        """Returns the ids that this rank reads in the next step; None at the end."""
         if not batches:
             return None
         share = Share.of(batches[0], self.weight, Wire(self.axis_name))
@@ -152,7 +153,7 @@ class Program:
         return gradients.rows_read(loss_fn, has_aux=True)(params)
 
     def _of_all(self, loss, aux, share):
-        """The loss of all ranks, and the auxiliary outputs."""
+        """Reduces the loss, and auxiliary outputs, over the ranks."""
         share.require_same_elsewhere("what loss_fn returns", loss)
         loss = share.mean(loss) if self.mean_loss else share.wire.per_rank(loss[None])
         if not self.has_aux:
@@ -161,7 +162,7 @@ class Program:
 
 
 def check_sends_nothing(aux: Any, weight: Any) -> None:
-    """Raises where a step is to send nothing, and a part of it is asked for that does."""
+    """Raises if weights or auxiliary outputs need communication, for steps without it."""
     if weight is not None:
         raise ArgumentError(
             "data_parallel: weight= puts shares together in each step, and with "
@@ -177,7 +178,7 @@ def check_sends_nothing(aux: Any, weight: Any) -> None:
 
 
 def _check_weight(weight, opt_state, seen):
-    """Raises where shares of a batch have weights, and gradients no mean over ranks."""
+    """Raises if shares have weights, and `tx` does not average over all ranks."""
     if weight is None:
         return
     if find_state(opt_state, "data_parallel") is not None:
@@ -200,11 +201,11 @@ def _check_weight(weight, opt_state, seen):
 
 
 def _check_own(loss, axis_name):
-    """Raises where a loss is that of all ranks, by its type.
+    """Raises if the type of a loss shows that it was reduced over the ranks.
 
-    Parameters are local, so the loss of a rank's share varies over the axis. One that does
-    not was reduced over the ranks: each rank's gradient is then a share of the mean, and
-    their mean is too small by the number of ranks.
+    Parameters are local, so the loss of a rank's share varies over the axis. A loss that
+    does not was reduced over the ranks: each rank's gradient is then its part of the mean,
+    and the mean of gradients is too small by a factor of the number of ranks.
     """
     missing = set(axes.axis_names(axis_name)) - axes.varying_axes(loss)
     if missing and axes.is_checking(axis_name):

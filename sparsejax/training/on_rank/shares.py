@@ -1,4 +1,4 @@
-"""This rank's share in what is put together over all ranks: means, sums, weights.
+"""Means and sums over the ranks, by the weights of their shares of a batch.
 
 On the wire: a psum for each mean and each sum, and one for the weights, if any.
 """
@@ -19,11 +19,11 @@ from sparsejax.wire.collectives import Wire
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """How much this rank counts.
+    """The share of this rank in means over the ranks.
 
     Attributes:
-        wire: The ranks.
-        weight: How much this rank counts; None where all ranks count the same.
+        wire: The wire.
+        weight: The weight of this rank; None if all ranks have equal weights.
     """
 
     wire: Wire
@@ -31,7 +31,7 @@ class Share:
 
     @classmethod
     def of(cls, batch: Any, weight_of: Callable[[Any], Any] | None, wire: Wire) -> "Share":
-        """The share that goes with this rank's part of a batch."""
+        """Makes the share of this rank, by the weight of its part of a batch."""
         if weight_of is None:
             return cls(wire)
         weight = jnp.asarray(weight_of(batch))
@@ -44,20 +44,20 @@ class Share:
         return cls(wire, Weight.of(weight, wire))
 
     def scaled(self, x: jax.Array) -> jax.Array:
-        """The array times this rank's weight: the mean over ranks is then the weighted one.
+        """Scales an array so that its plain mean over the ranks is the weighted mean.
 
-        Zeros on a rank without data, whatever x holds there.
+        On a rank of weight 0 it returns zeros, even if x is not finite there.
         """
         return x if self.weight is None else self.weight.scaled(x)
 
     def mean(self, x: jax.Array) -> jax.Array:
-        """The mean over the ranks that have data, in float32 or wider; NaN if none has."""
+        """Returns the weighted mean over ranks, in float32 or wider; NaN if none counts."""
         x = self.scaled(jnp.asarray(x, wide(jnp.result_type(x))))
         mean = self.wire.psum(self.wire.per_rank(x))[0] / self.wire.ranks
         return self._where_any(mean, jnp.nan)
 
     def sum(self, x: jax.Array) -> jax.Array:
-        """The sum over the ranks that have data; of integers and flags an integer."""
+        """Returns the sum over ranks of weight > 0; for integers and flags an integer."""
         dtype = jnp.result_type(x)
         is_float = jnp.issubdtype(dtype, jnp.inexact)
         to = wide(dtype) if is_float else jnp.promote_types(dtype, jnp.int32)
@@ -67,20 +67,20 @@ class Share:
         return self.wire.psum(self.wire.per_rank(x))[0]
 
     def of_all(self, new: jax.Array, old: jax.Array) -> jax.Array:
-        """The mean in the old value's dtype; the old value where no rank has data."""
+        """Returns the mean in the old value's dtype; the old value if no rank counts."""
         mean = self.mean(new).astype(old.dtype)
         return self._where_any(mean, old)
 
     def own(self, new: jax.Array, old: jax.Array) -> jax.Array:
-        """This rank's value; the old one where it has no data."""
+        """Returns this rank's new value; the old one if its weight is 0."""
         return new if self.weight is None else jnp.where(self.weight.own > 0, new, old)
 
     def _where_any(self, x, otherwise):
-        """The array; something else where no rank has data."""
+        """Returns the array, or `otherwise` if the weights of all ranks are 0."""
         return x if self.weight is None else jnp.where(self.weight.total == 0, otherwise, x)
 
     def require_same_elsewhere(self, what: str, x: Any) -> None:
-        """Raises where x differs over a mesh axis that is not the ranks'."""
+        """Raises if x varies over a mesh axis that is not one of the ranks."""
         further = sorted(axes.varying_axes(x) - set(axes.axis_names(self.wire.axis)))
         if further:
             raise ArgumentError(

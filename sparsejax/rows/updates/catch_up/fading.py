@@ -1,26 +1,26 @@
-"""What a row misses while its momentum fades, all at once.
+"""Computes the sum of the steps that a row misses while its momentum fades.
 
 With a gradient of zero a momentum m becomes b m at each step, and the update is a
-multiple of m. For SGD it depends on the step alone; for Adam and its like it is
+multiple of m. For SGD the factor depends on the step alone; for Adam and others it is
 
     m w_t / (sqrt(v) x_t + 1)
 
-where v, the mean of squares, becomes c v. The w_t and x_t of a step are taken from the
-optimizer itself, run on m = 1 with v = 0 and v = 1, so they have its learning rate and the
-corrections of its bias. The sum over the steps that a row has missed is one of fractions in
-sqrt(v), one for each step; Gauss's quadrature makes a sum of six of it, which is
-the same for all rows that were seen last at the same step, of all tables.
+where v, the mean of squares, becomes c v. The w_t and x_t of a step are derived from the
+optimizer itself, run on m = 1 with v = 0 and v = 1, so they include its learning rate and
+bias corrections. The sum over the steps that a row has missed has one fraction in sqrt(v)
+for each step; Gauss's quadrature reduces it to six fractions, which are the same for all
+rows, of all tables, that have last seen the same step.
 
-So a step makes the sums of all steps of whose momentum there is something left, some two
-hundred for Adam, and no other: when it has faded, the sum of a step changes no more, and
-the state keeps the last 16,384 of them. No row misses more steps than that: each step lists
-a few rows besides those that were read, one table's 16,384th part after another, with a
-gradient of zero. What the optimizer does to these is what the dense one does.
+A step computes such sums for those last steps whose momentum has not faded yet, about two
+hundred for Adam, and for no others: once it has faded, a sum does not change any more, and
+the state keeps the last 16,384 of them. No row misses more steps than that: each step also
+lists a few rows that were not read, one 16,384th part of each table in turn, with a
+gradient of zero. The dense optimizer applies the same step to these.
 
-Where weights decay besides, as AdamW's, each step multiplies the parameter by a number d,
-and with it all its earlier updates: a term is multiplied by d as often as steps
-follow it. That d is the same at all steps shows in the optimizer's program; where it
-depends on the step, as with a schedule, steps are taken one by one.
+If weights decay, too, as in AdamW, each step multiplies the parameter by a number d, and
+with it all earlier updates: a term is multiplied by d once for each step that follows it.
+The optimizer's program shows whether d is the same at all steps; if it depends on the step,
+as with a schedule, steps are taken one by one.
 """
 
 import dataclasses
@@ -41,37 +41,37 @@ from sparsejax.rows.updates.catch_up.missed import MissedSteps, decayed, over
 from sparsejax.rows.updates.catch_up.quadrature import NODES, quadrature
 
 
-# How much of a momentum is left when it is as good as nothing, and how many steps that may
-# take for sums of that many terms to be worth it.
+# The fraction of a momentum at which it counts as faded, and the upper bound of the number
+# of steps until then, up to which sums of as many terms are worthwhile.
 _LEFT, _TERMS_AT_MOST = 2.0**-33, 512
-# How many steps a row may miss at most: the number of sums that are kept.
+# The upper bound of the steps that a row may miss: the number of sums that are kept.
 PATIENCE = 1 << 14
-# The error of a sum, relative to it, up to which six nodes will do. In float32 a step
-# itself rounds to 1e-6: the correction of Adam's bias is a difference of numbers near one.
+# The tolerated relative error of a sum of six nodes. In float32 a step itself has an error
+# of 1e-6: Adam's bias correction is a difference of numbers near one.
 _ERROR = 5e-6
-# How many rows of a whole table catch up at a time, which takes a hundred bytes a row.
+# The number of rows of a whole table that catch up at a time, at a hundred bytes per row.
 _ROWS = 262_144
 
-# From steps to what m = 1 is moved by in each, with v = 0 and with v = 1.
+# A function of steps [k] that returns the updates for m = 1 with v = 0 and with v = 1.
 Probe = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
-# From a step, and numbers m, v and p [k], to what p is moved by.
+# A function of a step and of m, v and p, each [k], that returns the updates of p.
 Sample = Callable[..., jax.Array]
-# On how many numbers an optimizer is tried.
+# The number of elements on which an optimizer is compared with `Fading`.
 SAMPLES = 64
 
 
 def samples(
     missed: MissedSteps, tables: Sequence[int], step: jax.Array, m: Any, v: Any, p: Any
 ) -> list[jax.Array]:
-    """How far a step with a gradient of zero moves numbers of each of some tables.
+    """Returns for each table the updates, [k], of a step with a gradient of zero.
 
     Args:
         missed: The steps.
-        tables: The tables.
+        tables: The numbers of the tables.
         step: The step.
-        m: [k], of the momentum.
-        v: [k], of the mean of squares, if any.
-        p: [k], of the parameter.
+        m: [k], values of the momentum.
+        v: [k], values of the mean of squares, which is used if there is one.
+        p: [k], values of the parameter.
     """
     rows = {}
     for at in tables:
@@ -85,11 +85,11 @@ def samples(
 
 
 def probe_of(sample: Sample, size: int = 2) -> Probe:
-    """The probe of an optimizer.
+    """Makes the probe of an optimizer.
 
     Args:
-        sample: The optimizer.
-        size: How many numbers it takes.
+        sample: The updates of the optimizer.
+        size: The number of elements k that `sample` takes.
     """
     m, v, p = np.zeros((3, size), np.float32)
     m[:2] = v[1] = 1
@@ -103,13 +103,13 @@ def probe_of(sample: Sample, size: int = 2) -> Probe:
 
 
 class FadingSums(NamedTuple):
-    """The sums by which rows move, one for each step that they may have seen last.
+    """The sums by which rows catch up, one for each step that they may have seen last.
 
     Attributes:
-        recent: float32 [terms + 1, 2 * nodes], the weights and then the points of each, by
-            how many steps rows have missed.
-        kept: float32 [`PATIENCE`, 2 * nodes]: of rows whose momentum has faded. That of a
-            step s is in place s % `PATIENCE`.
+        recent: float32 [terms + 1, 2 * nodes], the weights and then the points of each sum,
+            by the number of steps that rows have missed.
+        kept: float32 [`PATIENCE`, 2 * nodes], the sums for rows whose momentum has faded.
+            That of rows that have last seen step s is at s % `PATIENCE`.
     """
 
     recent: jax.Array
@@ -121,11 +121,13 @@ class Fading:
     """Rows catch up by a sum over the steps that they have missed.
 
     Attributes:
-        momentum: Which of the leaves of the state of a table is m.
-        squares: Which of them is v; None if none is.
-        factors: By what a step multiplies each of them.
-        shrinks: What a step adds to the parameter besides, as a multiple of it.
-        number: Of the sums, in `MissedSteps.sums`; tables that move equally share one.
+        momentum: The position of m among the leaves of a table's state.
+        squares: The position of v among them; None if there is no v.
+        factors: The factors by which a step multiplies each of these leaves.
+        shrinks: The additional update of the parameter by weight decay, as a multiple of
+            the parameter.
+        number: The number of the sums in `MissedSteps.sums`; tables with equal programs
+            share one.
     """
 
     momentum: int
@@ -139,45 +141,46 @@ class Fading:
 
     @property
     def terms(self) -> int:
-        """After how many steps the momentum is as good as nothing."""
+        """The number of steps after which the momentum has faded: the terms of a sum."""
         return math.ceil(math.log(_LEFT) / math.log(self.factors[self.momentum]))
 
     @property
     def is_short(self) -> bool:
-        """Whether that many terms are worth adding up."""
+        """Whether there are few enough terms for sums to be worthwhile."""
         return 0 < self.factors[self.momentum] < 1 and self.terms <= _TERMS_AT_MOST
 
     def sums(self, kept: jax.Array, count: jax.Array, probe: Probe) -> FadingSums:
-        """The sums of rows that move to a step; with one more that is kept.
+        """Computes the sums by which rows catch up to a step, and keeps the last of them.
 
         Args:
-            kept: Those that were kept before.
-            count: The step.
-            probe: The optimizer.
+            kept: float32 [`PATIENCE`, 2 * nodes], the sums that were kept before.
+            count: int32 [], the step.
+            probe: The probe of the optimizer.
         """
         missed = 1 + jnp.arange(self.terms, dtype=jnp.int32)
         made = self.nodes(jnp.maximum(count - missed, 0), count, probe)
-        # The first is of rows that have missed nothing.
+        # The first sum is zero, for rows that have missed no step.
         recent = jnp.pad(jnp.concatenate(made, 1), [(1, 0), (0, 0)])
-        # The momentum of the last has faded now. Nobody reads what it is written over.
+        # The momentum of the last sum has faded now. It replaces the sum of a step that is
+        # `PATIENCE` steps older, which is not the last step that any row has seen.
         step = count - self.terms
         place = jnp.where(step >= 0, lax.rem(step, np.int32(PATIENCE)), PATIENCE)
         written = jnp.asarray(kept).at[place].set(recent[self.terms], mode="drop")
         return FadingSums(recent, written)
 
     def due(self, height: int, step: jax.Array) -> jax.Array:
-        """The rows of which the step is the turn, so that none waits for too long."""
+        """Returns the ids whose turn is at this step; no row waits for over `PATIENCE`."""
         some = -(-height // PATIENCE)
         turns = -(-height // some)
         ids = lax.rem(step, np.int32(turns)) * some + jnp.arange(some, dtype=jnp.int32)
         return jnp.minimum(ids, height)
 
     def advance(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
-        """Listed rows of tables that move equally, as after the last step."""
+        """Catches up listed rows of tables that share sums to the last step."""
         return {at: self._advanced(missed, part) for at, part in rows.items()}
 
     def settled(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
-        """All rows of tables that move equally, some at a time, if any of them is late."""
+        """Catches up all rows of tables that have late rows, `_ROWS` at a time."""
 
         def some_at_a_time(part):
             n = part.last.shape[0]
@@ -185,8 +188,8 @@ class Fading:
                 return self._advanced(missed, part)
 
             def one(number, made):
-                # The last part begins where it ends with the rows; some are moved twice,
-                # from where they were at first.
+                # The last part ends with the last row and may overlap the one before: rows
+                # in both are computed twice, each time from their original values.
                 start = jnp.minimum(number * _ROWS, n - _ROWS)
                 cut = lambda x: lax.dynamic_slice_in_dim(x, start, _ROWS)
                 put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0)
@@ -203,13 +206,13 @@ class Fading:
         return {at: one(part) for at, part in rows.items()}
 
     def _advanced(self, missed, part):
-        """Rows of a table after the steps that they have missed."""
+        """Returns rows of a table after the steps that they have missed."""
         moved = self._moved_to(missed.count, part, missed.sums[self.number])
         own = decayed(part.own, self.factors, missed.count - part.last)
         return Rows(moved, own, jnp.broadcast_to(missed.count, part.last.shape))
 
     def _moved_to(self, count, part, sums):
-        """The parameter of rows after the steps up to `count`, by the sums of that one."""
+        """Returns the parameter of rows after the steps up to `count`, given its sums."""
         param, own, last = part
         missed = count - last
         is_recent = (missed <= self.terms)[:, None]
@@ -219,25 +222,25 @@ class Fading:
         moved = self._moved(own, jnp.where(is_recent, of_recent, of_kept))
         if not self.shrinks:
             return param + moved
-        # The momentum has faded after `terms` steps, and what it moved decays from there.
+        # The momentum has faded after `terms` steps; the sum of its updates then decays.
         moved = moved * over(self._shrunk(missed - self._near(missed)), moved)
         lost = jnp.expm1(missed.astype(jnp.float32) * math.log1p(self.shrinks))
         return param + (param * over(lost, param) + moved)
 
     def _near(self, missed):
-        """How many steps the sum of its nodes goes over."""
+        """Returns the number of steps that are terms of the sum."""
         return jnp.minimum(missed, self.terms)
 
     def _shrunk(self, steps):
-        """The factor by which weights decay in `steps` steps."""
+        """Returns the factor by which weights decay in `steps` steps."""
         return jnp.exp(steps.astype(jnp.float32) * math.log1p(self.shrinks))
 
     def _moved(self, own, sums):
-        """What momentum moves rows by, up to the step when it has faded.
+        """Returns the sum of the updates of momentum, up to the step when it has faded.
 
         Args:
             own: The leaves of the state.
-            sums: [n, 2 * nodes], that of each row.
+            sums: [n, 2 * nodes], the sum of each row.
         """
         weights, points = jnp.split(sums, 2, axis=1)
         m = own[self.momentum]
@@ -248,11 +251,11 @@ class Fading:
         return m * sum(over(w, m) / (root * over(x, m) + 1) for w, x in pairs)
 
     def _terms(self, made, after):
-        """The weight and the point of a term: see the module.
+        """Returns the weights and points of terms, w and x of the module's formula.
 
         Args:
-            made: What m = 1 is moved by in a step, with v = 0 and with v = 1.
-            after: How many steps after the one that a row has seen last.
+            made: The updates of steps for m = 1, with v = 0 and with v = 1.
+            after: The number of missed steps before each of these steps.
         """
         weights, with_squares = made
         after = jnp.asarray(after).astype(jnp.float32)
@@ -260,20 +263,20 @@ class Fading:
         if self.squares is None:
             return weights * faded, jnp.zeros_like(weights)
         points = weights / jnp.where(with_squares == 0, 1, with_squares) - 1
-        # A learning rate of zero moves nothing, and says nothing of the points.
+        # With a learning rate of zero the weight is zero, and the point is arbitrary.
         points = jnp.where(weights == 0, 1, points)
         return weights * faded, points * jnp.float32(self.factors[self.squares]) ** (
             after / 2
         )
 
     def nodes(self, last, count, probe):
-        """The weights and points of the sum that rows of each step are moved by.
+        """Returns the weights and points of the sums by which rows catch up.
 
         Args:
-            last: int32 [k], the steps that rows have seen last; none later than `count`
-                but those that are not meant.
-            count: The step that they move to.
-            probe: The optimizer.
+            last: int32 [k], the last steps that rows have seen. Results for steps later
+                than `count` are not used.
+            count: int32 [], the step to which rows catch up.
+            probe: The probe of the optimizer.
 
         Returns:
             Two arrays [k, nodes].
@@ -281,7 +284,7 @@ class Fading:
         after = jnp.arange(self.terms, dtype=jnp.int32)
         seen = jnp.minimum(last, count)[:, None]
         steps = seen + 1 + after
-        # Before the first step no bias is corrected.
+        # Bias corrections are defined from step 1 on.
         made = probe(jnp.clip(steps, 1, jnp.maximum(count, 1)).reshape(-1))
         made = tuple(x.reshape(steps.shape) for x in made)
         weights, points = self._terms(made, after)
@@ -295,7 +298,7 @@ class Fading:
         return quadrature(weights, points)
 
     def is_right(self, sampled: Sample) -> bool:
-        """Whether an optimizer moves rows as this says, on `SAMPLES` numbers."""
+        """Returns whether an optimizer moves `SAMPLES` elements as this method computes."""
         probe = probe_of(sampled, SAMPLES)
         rng = np.random.default_rng(0)
         m, p = rng.normal(size=(2, SAMPLES)) * 10 ** rng.uniform(-4, 2, (2, SAMPLES))
@@ -332,9 +335,9 @@ class Fading:
 
 
 def _compiled(function, *like):
-    """A function on numbers, which runs where it is called, inside a traced one too.
+    """Compiles a function of NumPy arrays that runs when called, even inside a traced one.
 
-    And under `jax.disable_jit`, which has no compiled programs.
+    It is compiled under `jax.disable_jit`, too.
     """
     with jax.disable_jit(False):
         program = jax.jit(function).lower(*like).compile()
@@ -347,6 +350,6 @@ def _compiled(function, *like):
 
 
 def first_kept(way: Fading) -> jax.Array:
-    """The kept sums before the first step: none is known, and none is read."""
+    """Returns the kept sums before the first step: zeros, which are not read."""
     nodes = 1 if way.squares is None else NODES
     return jnp.zeros((PATIENCE, 2 * nodes), jnp.float32)

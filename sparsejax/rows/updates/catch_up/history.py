@@ -1,4 +1,4 @@
-"""The numbers of an optimizer's state that only the user changes, and since when."""
+"""The history of the numbers in an optimizer's state that only the user changes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,24 +7,24 @@ import jax
 import jax.numpy as jnp
 
 
-# How many changes of numbers by hand are remembered.
+# The number of values of each number that are remembered.
 _CHANGES = 64
 
 
 class History(NamedTuple):
-    """The last values of the numbers of the state which only the user changes.
+    """The last values of the numbers of the state that only the user changes.
 
     Attributes:
-        since: Of each such number int32 [changes], ascending: the first step of each of
-            its values; the last is that of now.
-        values: Of each such number, [changes].
+        since: For each such number int32 [changes], ascending: the first step of each of
+            its values. The last value is the current one.
+        values: For each such number [changes], its values.
     """
 
     since: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
 
     def at(self, step: jax.Array) -> list[jax.Array]:
-        """The values at a step."""
+        """Returns the values at a step."""
 
         def one(since, values):
             place = jnp.sum(since <= step, dtype=jnp.int32) - 1
@@ -33,7 +33,7 @@ class History(NamedTuple):
         return list(map(one, self.since, self.values))
 
     def noted(self, step: jax.Array, values: list[jax.Array]) -> "History":
-        """The history with the values of a new step."""
+        """Returns the history with the values of a new step."""
 
         def one(since, old, new):
             pushed = lambda kept, last: jnp.where(
@@ -53,6 +53,6 @@ class History(NamedTuple):
 
 
 def history(values: list[jax.Array]) -> History:
-    """The history that begins with some values."""
+    """Returns the history that begins with some values."""
     kept = tuple(jnp.broadcast_to(jnp.asarray(value), (_CHANGES,)) for value in values)
     return History(tuple(jnp.full(_CHANGES, -1, jnp.int32) for _ in values), kept)

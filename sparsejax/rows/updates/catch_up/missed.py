@@ -1,4 +1,4 @@
-"""The steps that rows have missed: what a gradient of zero would have done to them."""
+"""The steps that rows have missed: steps of the optimizer with a gradient of zero."""
 
 import dataclasses
 import math
@@ -17,12 +17,12 @@ class MissedSteps:
     """Steps of the optimizer with a gradient of zero, up to the last one.
 
     Attributes:
-        call: The optimizer.
-        params: The shapes of the parameters.
-        state: The leaves of its state, of which the numbers matter.
-        history: Of those that only the user changes.
-        count: How many steps there were: rows are to be as after that one.
-        sums: What `Fading.sums` makes of them, by `Fading.number`.
+        call: The call of the optimizer.
+        params: The shapes and dtypes of the parameters.
+        state: The leaves of its state, of which those without rows are used.
+        history: The history of the numbers that only the user changes.
+        count: int32 [], the number of steps so far: rows catch up to the last of them.
+        sums: The `FadingSums` of these steps, by `Fading.number`.
     """
 
     call: RowCall
@@ -35,14 +35,14 @@ class MissedSteps:
     def take(
         self, step: jax.Array, rows: Mapping[int, Rows]
     ) -> tuple[dict[int, jax.Array], dict[int, tuple[jax.Array, ...]]]:
-        """Takes one: the updates of rows, and their state.
+        """Takes one step; returns the updates of rows, and their state after it.
 
         Args:
-            step: Which one.
-            rows: As before it.
+            step: The number of the step.
+            rows: The rows before the step, by table.
         """
         layout = self.call.layout
-        # What is not among the rows matters to none of them: nothing of it is computed.
+        # Rows depend on no other parameters: zeros replace these, and are not computed.
         params = [jnp.zeros(x.shape, x.dtype) for x in self.params]
         grads = list(params)
         state = [
@@ -63,9 +63,14 @@ class MissedSteps:
 def decayed(
     own: tuple[jax.Array, ...], factors: tuple[float, ...], steps: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """The state of rows each of which is multiplied a number of times.
+    """Multiplies the state of each row by powers of constant factors.
 
-    The relative error is that of the power's logarithm, which is rounded once.
+    The relative error is that of the logarithm of the power, which is rounded once.
+
+    Args:
+        own: The leaves of the state, each [n, ...].
+        factors: The factor of each leaf.
+        steps: int32 [n], the exponent for each row.
     """
 
     def one(x, factor):
@@ -81,6 +86,6 @@ def decayed(
 
 
 def over(flags: Any, x: jax.Array) -> jax.Array:
-    """Something by row, with as many axes as an array of rows."""
+    """Reshapes an array [n] to broadcast against the rows of x, [n, ...]."""
     flags = jnp.asarray(flags)
     return flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))

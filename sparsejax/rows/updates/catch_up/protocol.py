@@ -1,4 +1,4 @@
-"""The protocol by which a step lets the rows of a table catch up."""
+"""The protocol of the methods by which the rows of a table catch up."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,60 +13,60 @@ from sparsejax.rows.updates.catch_up.missed import MissedSteps
 class CatchUp(Protocol):
     """A method by which the rows of a table catch up on the steps that they have missed.
 
-    A step asks it which rows are `due`, has the rows that it lists `advance` to the last
-    step, and updates them. All rows of a table, at once, are `settled`.
+    A step adds the rows that are `due` to its list, calls `advance` to catch up the listed
+    rows to the last step, and updates them. `settled` catches up all rows of a table.
     """
 
     @property
     def lags(self) -> bool:
-        """Whether rows keep the number of the step that they have seen last."""
+        """Whether the state records the last step that each row has seen."""
         ...
 
     @property
     def moves(self) -> bool:
-        """Whether parameters of rows change in steps that miss them."""
+        """Whether parameters of rows may change in steps that do not list them."""
         ...
 
     @property
     def is_cheap(self) -> bool:
-        """Whether an update advances rows that were read once more, from its own state.
+        """Whether an update catches up rows again that were caught up to be read.
 
-        Otherwise it takes over what was made to read them.
+        Otherwise it uses the rows of the reader.
         """
         ...
 
     def due(self, height: int, step: jax.Array) -> jax.Array | None:
-        """The rows that a step lists whether they have a gradient or not, if any.
+        """Returns ids that a step lists whether they have a gradient or not, or None.
 
         Args:
-            height: How many rows the table has, which is the id of no row.
-            step: The step.
+            height: The number of rows of the table, which is also the id of padding.
+            step: int32 [], the step.
         """
         ...
 
     def advance(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
-        """Listed rows of tables that catch up so, as after the last step."""
+        """Catches up listed rows, by table, to the last step."""
         ...
 
     def settled(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
-        """All rows of tables that catch up so, few of which are late, in the same way."""
+        """Catches up all rows of tables, of which few are late, to the last step."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Never:
-    """Rows are unchanged."""
+    """The method that leaves rows unchanged."""
 
     lags = False
     moves = False
     is_cheap = True
 
     def due(self, height: int, step: jax.Array) -> None:
-        """No rows."""
+        """Returns None: no rows are due."""
         del height, step
 
     def advance(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
-        """The rows, unchanged."""
+        """Returns the rows unchanged."""
         del missed
         return dict(rows)
 

@@ -1,4 +1,4 @@
-"""Gauss's quadrature: a sum of many fractions in a number as one of six."""
+"""Gauss's quadrature: replaces a sum of many fractions by one of six."""
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +12,24 @@ NODES = 6
 
 
 def quadrature(weights: jax.Array, points: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Few weights and points of a sum of fractions w / (r x + 1), for all r.
+    """Returns `NODES` weights and points of a sum of fractions w / (r x + 1), for all r.
 
-    Gauss's for the measure w / x, so that sums for large r are exact. Points lie close to
-    each other: where they are is taken relative to the first.
+    It is Gauss's quadrature for the measure w / x, so that sums for large r are exact.
+    Points lie close to each other, so they are computed relative to the first one.
+
+    Args:
+        weights: float32 [k, terms], w of each term of k sums; zero for no term.
+        points: float32 [k, terms], x of each term.
+
+    Returns:
+        The weights and the points, each [k, `NODES`].
     """
     first = points[:, :1]
     place, measure = points / first - 1, weights / points
     sign = jnp.where(measure.sum(1, keepdims=True) < 0, -1.0, 1.0)
     measure = measure * sign
     total = measure.sum(1, keepdims=True)
-    # Where there is no term, powers of its place would only grow.
+    # Without a term the place is arbitrary, and its powers could overflow.
     place = jnp.where(measure > 0, place, 0)
     before = jnp.zeros_like(place)
     now = jnp.where(measure > 0, lax.rsqrt(jnp.where(total > 0, total, 1)), 0)
@@ -33,10 +40,10 @@ def quadrature(weights: jax.Array, points: jax.Array) -> tuple[jax.Array, jax.Ar
         length = jnp.sqrt((measure * rest * rest).sum(1, keepdims=True))
         inner.append(middle)
         outer.append(length)
-        # With no more terms than this, what is left is nothing.
+        # With no more distinct points than iterations so far the residual is zero.
         before, now = now, jnp.where(length > 0, rest / jnp.where(length > 0, length, 1), 0)
     inner, outer = jnp.concatenate(inner, 1), jnp.concatenate(outer[1:-1], 1)
-    # Products, where a scatter would be a kernel more for each of the three.
+    # The matrix is made by products: a scatter for each diagonal would be a kernel more.
     on, above = np.eye(NODES, dtype=np.float32), np.eye(NODES, k=1, dtype=np.float32)
     outer = jnp.pad(outer, [(0, 0), (0, 1)])[:, :, None] * above
     matrix = inner[:, :, None] * on + outer + outer.swapaxes(1, 2)
@@ -45,20 +52,22 @@ def quadrature(weights: jax.Array, points: jax.Array) -> tuple[jax.Array, jax.Ar
     return sign * total * share**2 * at, at
 
 
-# Of six numbers in three pairs, so that after five turns each has met each.
+# A permutation of six indices, paired as (0, 1), (2, 3), (4, 5): in five turns each index
+# is paired with each other one.
 _TURN = np.array([0, 3, 1, 5, 2, 4])
 _SWEEPS = 6
 
 
 def eigen(matrices: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The eigenvalues of symmetric matrices [k, 6, 6], and the first number of each vector.
+    """Returns the eigenvalues of symmetric matrices [k, 6, 6], and first components.
 
-    By Jacobi's rotations, of three pairs at a time. `jnp.linalg.eigh` hangs where several
-    devices of a CPU call it at once: JAX's kernel (0.10 to 0.12) hands parts of a batch to
-    the threads that all of them wait on.
+    The latter are the first component of each normalized eigenvector. Both are computed by
+    Jacobi's rotations, of three pairs at a time. `jnp.linalg.eigh` hangs if several devices
+    of a CPU call it at once: JAX's kernel (0.10 to 0.12) hands parts of a batch to the
+    threads on which all of them wait.
     """
     k, n = matrices.shape[:2]
-    # Matrices lie along the last axis: CPUs work on several of them at a time.
+    # The batch is the last axis, so that CPUs vectorize over it.
     same = np.eye(n // 2, dtype=bool)[:, None, :, None, None]
 
     def turn(_, state):
@@ -72,7 +81,7 @@ def eigen(matrices: jax.Array) -> tuple[jax.Array, jax.Array]:
         sine = tangent * cosine
 
         def rotated(x):
-            """Pairs of numbers [3, 2, ..., k], each by its angle."""
+            """Rotates pairs of rows [3, 2, ..., k], each by its angle."""
             c, s = (y.reshape(n // 2, *[1] * (x.ndim - 3), k) for y in (cosine, sine))
             one, other = x[:, 0], x[:, 1]
             x = jnp.stack([c * one - s * other, s * one + c * other], axis=1)

@@ -18,11 +18,12 @@ from sparsejax.rows.updates.catch_up.missed import MissedSteps, decayed, over
 class Replay:
     """Rows catch up step by step, all tables in one loop.
 
-    It has as many turns as the longest time that a row has missed which still moves. Of
-    idle rows, as whose momentum is zero, `TableFacts.decays` says what all steps do.
+    The loop has as many turns as the largest number of steps missed by a row that is not
+    idle. For idle rows, such as those with a momentum of zero, `TableFacts.decays` gives
+    the effect of all missed steps.
 
     Attributes:
-        moves: Whether a step changes a parameter whose gradient is zero; otherwise all
+        moves: Whether a step may change a parameter whose gradient is zero; otherwise all
             rows are idle.
     """
 
@@ -31,14 +32,15 @@ class Replay:
     is_cheap = False
 
     def due(self, height: int, step: jax.Array) -> None:
-        """No rows: one may wait for as long as it likes."""
+        """Returns None: no rows are due, and a row may miss any number of steps."""
         del height, step
 
     def advance(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
-        """Rows of tables, as after the last step."""
+        """Catches up rows of tables to the last step."""
         by_type: dict[frozenset[str], dict[int, Rows]] = {}
         for at, part in rows.items():
-            # A loop has one type: what is the same on all ranks stays so beside shards.
+            # The carry of a loop has one type. With one loop for each set of varying axes,
+            # rows equal on all ranks are not typed as varying because of a shard.
             leaves = jax.tree.leaves((part, missed.count))
             types = frozenset().union(*map(varying_axes, leaves))
             by_type.setdefault(types, {})[at] = as_varying(part, types)
@@ -51,38 +53,38 @@ class Replay:
 
 
 def _replayed(missed, rows, types):
-    """Rows of tables that vary over the same mesh axes."""
+    """Catches up rows of tables that vary over the same mesh axes."""
     tables, count = missed.call.layout.tables, as_varying(missed.count, types)
-    asleep = {at: _asleep(tables[at], part) for at, part in rows.items()}
+    idle = {at: _idle_rows(tables[at], part) for at, part in rows.items()}
     moving = {
-        at: part._replace(last=jnp.where(asleep[at], count, part.last))
+        at: part._replace(last=jnp.where(idle[at], count, part.last))
         for at, part in rows.items()
-        if asleep[at] is not True
+        if idle[at] is not True
     }
     caught = rows | _step_by_step(missed, moving, count, types)
     for at, part in rows.items():
         done, decays = caught[at], tables[at].decays
         quiet = decayed(part.own, decays, count - part.last) if decays else part.own
         own = jax.tree.map(
-            lambda a, b, at=at: jnp.where(over(asleep[at], a), a, b), quiet, done.own
+            lambda a, b, at=at: jnp.where(over(idle[at], a), a, b), quiet, done.own
         )
         param = done.param
         if missed.history.values and at in moving:
-            lost = _lost(missed, at, part) & ~asleep[at]
+            lost = _lost(missed, at, part) & ~idle[at]
             param = jnp.where(over(lost, param), jnp.nan, param).astype(param.dtype)
         caught[at] = Rows(param, own, jnp.broadcast_to(count, part.last.shape))
     return caught
 
 
-def _asleep(table, part):
-    """Flags the rows of which `TableFacts.decays` says what all steps do."""
+def _idle_rows(table, part):
+    """Flags the idle rows, for which `TableFacts.decays` gives the effect of all steps."""
     if not table.moves:
         return True
     return _are_zero(part, None if table.shrinks else table.idle)
 
 
 def _lost(missed, at, part):
-    """Flags the rows that missed a step which depends on forgotten numbers."""
+    """Flags the rows that missed a step which depends on forgotten values."""
     layout = missed.call.layout
     table = layout.tables[at]
 
@@ -94,7 +96,7 @@ def _lost(missed, at, part):
 
 
 def _step_by_step(missed, rows, count, types):
-    """Rows after all steps that they have missed."""
+    """Takes all steps that rows have missed, one by one."""
     if not rows:
         return {}
     first = [jnp.min(part.last, initial=2**31 - 1) for part in rows.values()]
@@ -117,7 +119,7 @@ def _step_by_step(missed, rows, count, types):
 
 
 def _are_zero(part, which):
-    """Flags the rows in which some of the state is zero; no row if which is None."""
+    """Flags the rows in which the given leaves of the state are zero; none for None."""
     flags = jnp.full(part.last.shape, which is not None)
     for at in which or ():
         flags &= jnp.all(part.own[at] == 0, axis=range(1, part.own[at].ndim))
@@ -125,5 +127,5 @@ def _are_zero(part, which):
 
 
 def added(params: jax.Array, update: jax.Array) -> jax.Array:
-    """Rows of a parameter with an update, as `optax.apply_updates` adds it."""
+    """Adds an update to rows of a parameter, as `optax.apply_updates` does."""
     return cast(jax.Array, optax.apply_updates(params, update))

@@ -1,1 +1,1 @@
-"""What a program does to rows: facts about its values, and about an optimizer's tables."""
+"""Analyses the program of an update: facts about its arrays, and about tables."""

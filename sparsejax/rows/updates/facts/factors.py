@@ -1,4 +1,4 @@
-"""What equations make of multiples of their inputs, of zeros, and of counts."""
+"""Derives whether the output of an equation is a multiple of an input, or a count."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 
 
-# An input and a factor; None in place of the input for a number. The factor, or the number,
-# is NaN where it is one, and which is not known.
+# A multiple of an input: the number of the input, and the factor. A constant: None, and the
+# number. A factor or a number that exists but is not known is NaN.
 Times = tuple[int | None, float]
 ZERO: Times = (None, 0.0)
 SOME: Times = (None, math.nan)
@@ -64,7 +64,7 @@ def _chosen(eqn, times):
 
 
 def _numbers(function):
-    """Of an equation that is known where all its inputs are numbers that are."""
+    """Makes the rule of an equation whose output is constant if all its inputs are."""
 
     def rule(eqn, times):
         if not all(map(_is_known, times)):
@@ -76,29 +76,29 @@ def _numbers(function):
 
 
 def _cast(eqn, times):
-    """A multiple is rounded anew at each step: only zeros and what is not changed stay."""
+    """Keeps zeros, and unchanged inputs; other multiples are rounded at each step."""
     old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
     is_float = jnp.issubdtype(new, jnp.floating) and jnp.issubdtype(old, jnp.floating)
     kept = times[0] is not None and (times[0][1] in (0, 1) or old == new)
-    # What becomes wider comes back as it was; what becomes narrower first does not.
+    # A cast to a wider dtype and back changes nothing; one to a narrower dtype rounds.
     wider = is_float and jnp.finfo(new).bits >= jnp.finfo(old).bits
     return times[0] if kept and (times[0] == ZERO or wider) else None
 
 
 def multiple(eqn: Any, times: Sequence[Times | None]) -> Times | None:
-    """What input an equation's output is a multiple of, from those of its inputs."""
+    """Derives `Times` of an equation's output from those of its inputs; None if unknown."""
     rule = _RULES.get(eqn.primitive.name)
     return rule(eqn, times) if rule else None
 
 
 def count(eqn: Any, times: Sequence[Times | None], plus: Sequence[Times | None], v: Any):
-    """An input and what an equation adds to it, up to the largest number of a dtype.
+    """Derives `ArrayFacts.plus` of an equation's output: an input, and a number added.
 
     Args:
         eqn: The equation.
-        times: What its inputs are multiples of.
-        plus: What this function has returned of its inputs.
-        v: The variable that it writes.
+        times: `ArrayFacts.times` of its inputs.
+        plus: `ArrayFacts.plus` of its inputs.
+        v: The output variable.
     """
     name = eqn.primitive.name
     if name == "add" and times[0] and times[1]:
@@ -136,5 +136,5 @@ _RULES = {
 }
 
 
-# The equations that this file supports.
+# The names of the primitives that have a rule here.
 NAMES = frozenset(_RULES)

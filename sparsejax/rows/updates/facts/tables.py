@@ -1,7 +1,7 @@
-"""What an optimizer's update does to each of its tables, read off its program.
+"""Derives the effect of an optimizer's update on each of its tables, from its program.
 
-The program is followed with what is known of its inputs, and again with zeros in place of
-the gradients and of parts of the state: that shows what a step without a gradient does.
+The program is interpreted with facts about its inputs, and again with zeros in place of the
+gradients and of parts of the state, which shows the effect of a step without a gradient.
 """
 
 import dataclasses
@@ -17,32 +17,34 @@ from sparsejax.state import tree
 
 @dataclasses.dataclass(frozen=True)
 class TableFacts:
-    """A parameter of at least two axes, and what belongs to it.
+    """Facts about a table, and about the effect of the optimizer on its rows.
+
+    A zero step is one with a gradient of zero. Leaves of the state without rows are given
+    by their numbers, and leaves with rows of the table by their positions in `own`.
 
     Attributes:
-        leaf: Its number among the parameters.
-        path: Its path.
-        own: The numbers of the leaves of the state that have its rows.
+        leaf: The number of the parameter.
+        path: The path of the parameter.
+        own: The numbers of the leaves of the state that have rows of the table.
         refused: Why it cannot be updated by rows; None if it can.
-        replay_refused: Why steps that a row missed cannot be caught up on; None if they
-            can.
-        still: Which of `own` have to be zero in a row for a step with a gradient of zero
-            not to change its parameter; None if that is not known.
-        wanted: The leaves of the state without rows that such a step of a still row
-            depends on, as its other state changes by them.
-        idle: Which of `own` have to be zero in a row for such a step to do just what
-            `decays` and `shrinks` say; None if that is not known.
-        decays: By what fixed number a step of an idle row multiplies each of `own`.
-        shrinks: What it adds to the parameter, as a multiple of the parameter: 0, or with
-            weights that decay a fixed number below.
-        fades: By what a step with a gradient of zero multiplies the one of `own` that is
-            in `idle`, where that is a fixed number.
-        squares: Whether how far that moves them depends on another of `own`.
-        scalars: The leaves of the state without rows that a step with a gradient of zero
-            depends on, if that changes the parameter.
-        every: Those that any step depends on.
-        traced: Whether such a step depends on values that the optimizer was made of, and
-            that are traced.
+        replay_refused: Why its rows cannot catch up on missed steps; None if they can.
+        still: The leaves that must be zero in a row for zero steps not to change its
+            parameter; None if unknown.
+        wanted: The leaves without rows on which zero steps of such a row depend, because
+            they change its other state.
+        idle: The leaves that must be zero in a row for zero steps to be described by
+            `decays` and `shrinks`; None if unknown.
+        decays: The constant factor by which zero steps of an idle row multiply each leaf of
+            `own`.
+        shrinks: The change of the parameter of an idle row in a zero step, as a multiple of
+            the parameter: 0, or with weight decay a negative constant.
+        fades: The constant factor by which zero steps multiply the only leaf in `idle`;
+            None if there is none.
+        squares: Whether the update of zero steps depends on another leaf of `own`.
+        scalars: The leaves without rows on which steps depend, if `moves`; else none.
+        every: The leaves without rows on which any step depends.
+        traced: Whether `moves`, and steps depend on traced values over which the optimizer
+            closes.
     """
 
     leaf: int
@@ -63,21 +65,22 @@ class TableFacts:
 
     @property
     def moves(self) -> bool:
-        """Whether steps with a gradient of zero may have to be taken one by one."""
+        """Whether zero steps may change the parameter, or the state in an unknown way."""
         return self.idle != ()
 
     @property
     def lags(self) -> bool:
-        """Whether steps that a row has missed are to be caught up on at all."""
+        """Whether zero steps may change a row or its state, so that rows must catch up."""
         return self.moves or self.decays is None or any(f != 1 for f in self.decays)
 
 
 class UpdateWalk:
-    """Follows the program of an update, and notes what it does to each table.
+    """Interprets the program of an update, and derives facts about tables.
 
     Args:
-        program: The program: of the gradients, the state and the parameters.
-        owner: The parameter whose rows each leaf of the state has.
+        program: The closed jaxpr, a function of the gradients, the state and the
+            parameters.
+        owner: For each leaf of the state, the parameter whose rows it has, or None.
         kept: The shapes of the parameters.
     """
 
@@ -89,7 +92,7 @@ class UpdateWalk:
             row = (k, 0) if k is not None and v.aval.shape else None
             flat, it = v.aval.shape == (), frozenset({j})
             self.given.append(ArrayFacts(it, row, flat, None, (j, 1.0)))
-        # Constants that are traced have numbers, too, after those of the inputs.
+        # Traced constants are numbered after the inputs, so that `of` can include them.
         self.constants = list(map(values.constant, program.consts))
         for k, x in enumerate(program.consts, len(self.given)):
             if isinstance(x, Tracer):
@@ -101,15 +104,15 @@ class UpdateWalk:
             tuple(j for j, k in enumerate(owner) if k == at) for at in range(self.n)
         ]
         most = max(map(len, self.own), default=0)
-        # With a gradient of zero, and zeros in none of a table's state, in one leaf of it,
-        # and in all of them: what a row has to have for as little as possible to change.
+        # The facts with a gradient of zero, and zeros in no leaf of a table's state, in one
+        # leaf, or in all: `judged` takes the first of them in which a row is idle.
         self.zeros: dict[tuple[int, ...], Any] = {(): self._with_zeros(lambda own: ())}
         for at in range(most):
             self.zeros[at,] = self._with_zeros(lambda own, at=at: own[at : at + 1])
         self.all_zeros = self._with_zeros(lambda own: own)
 
     def judged(self, table, names):
-        """A table with all that is known of it."""
+        """Returns a table with all facts that zero steps show."""
         reason = self._refused(table, names)
         if reason:
             return dataclasses.replace(table, refused=reason)
@@ -135,7 +138,7 @@ class UpdateWalk:
         return table
 
     def _cases(self, table):
-        """Which of a table's state may be zero, and the facts about the outputs then."""
+        """Yields choices of leaves of a table's state to be zero, and the output facts."""
         n = len(table.own)
         yield from (
             (zeros, made)
@@ -146,14 +149,14 @@ class UpdateWalk:
             yield tuple(range(n)), self.all_zeros
 
     def _wanted(self, table, made):
-        """The leaves of the state without rows that the rest of a table's state needs."""
+        """Returns the leaves without rows on which a table's non-zero state depends."""
         own = (made[self.n + j] for j in table.own)
         of = frozenset().union(*(value.of for value in own if not value.is_zero))
         of = (j for j in of - self._own(table) if j < len(self.given))
         return frozenset(j - self.n for j in of)
 
     def _fades(self, table, zeros):
-        """By what fixed number a step multiplies the state that has to be zero."""
+        """Returns the factor of the only leaf in `zeros` in zero steps, or None."""
         if len(zeros) != 1:
             return None
         j = self.n + table.own[zeros[0]]
@@ -161,34 +164,34 @@ class UpdateWalk:
         return factor if input == j else None
 
     def _all_of(self, table):
-        """The inputs and constants, by number, that a step of the table depends on."""
+        """Returns the inputs and constants, by number, on which a table's step depends."""
         return frozenset().union(*(self.made[j].of for j in self._outputs(table)))
 
     def scalars(self, table):
-        """The leaves of the state without rows that a step of the table depends on."""
+        """Returns the leaves of the state without rows on which a table's step depends."""
         of = self._all_of(table) - self._own(table)
         return frozenset(j - self.n for j in of if j < len(self.given))
 
     def is_traced(self, table):
-        """Whether a step of the table depends on constants that are traced."""
+        """Returns whether a step of the table depends on traced constants."""
         return any(j >= len(self.given) for j in self._all_of(table))
 
     def _follow(self, given):
         return values.follow(self.program, given, self.constants)
 
     def is_count(self, j):
-        """Whether a leaf of the state grows by one a step."""
+        """Returns whether each step adds one to a leaf of the state."""
         return self.made[self.n + j].plus == (self.n + j, 1.0)
 
     def is_held(self, j):
-        """Whether no step changes a leaf of the state."""
+        """Returns whether no step changes a leaf of the state."""
         return self.made[self.n + j].times == (self.n + j, 1.0)
 
     def _with_zeros(self, chosen):
-        """The facts about the outputs where gradients are zero, and some of the state.
+        """Returns the facts about the outputs if gradients and parts of the state are zero.
 
         Args:
-            chosen: From the leaves of the state of a table to those that are zero.
+            chosen: A function from the leaves of a table's state to those that are zero.
         """
         state = (self.n + j for own in self.own for j in chosen(own))
         zeros = {*range(self.n), *state}
@@ -201,7 +204,7 @@ class UpdateWalk:
         return [table.leaf, *(self.n + j for j in table.own)]
 
     def _own(self, table):
-        """The inputs that have rows of the table."""
+        """Returns the inputs that have rows of the table."""
         grads, params = table.leaf, self.n + len(self.owner) + table.leaf
         return frozenset({grads, params, *(self.n + j for j in table.own)})
 
@@ -224,7 +227,7 @@ class UpdateWalk:
         return None
 
     def _shrinks(self, table, made):
-        """By what multiple of itself a parameter moves; None if by something else."""
+        """Returns the update of a parameter as a multiple of it, in (-1, 0], or None."""
         input, factor = made[table.leaf].times or (None, 1.0)
         if factor == 0:
             return 0.0
@@ -232,7 +235,7 @@ class UpdateWalk:
         return factor if input == param and -1 < factor < 0 else None
 
     def _decays(self, table, made, zeros):
-        """By what each leaf of the state is multiplied; None if not by a fixed number."""
+        """Returns the constant factor of each leaf of the state; None if one has none."""
         factors = []
         for at, j in enumerate(table.own):
             input, factor = made[self.n + j].times or (None, 0.0)
@@ -241,7 +244,7 @@ class UpdateWalk:
             elif input != self.n + j or not 0 <= factor <= 1:
                 return None
             dtype = self.program.jaxpr.outvars[self.n + j].aval.dtype
-            # Numbers of 16 bits are rounded at each step, which is no multiple.
+            # 16-bit values are rounded at each step, so powers of a factor do not apply.
             if factor != 1 and not (tree.is_floating(dtype) and dtype.itemsize >= 4):
                 return None
             factors.append(factor)

@@ -1,8 +1,8 @@
-"""What a program does to rows: which it keeps separate, and what zeros make of the rest.
+"""Derives facts about the arrays of a program: rows kept separate, multiples, and zeros.
 
 The program of an optimizer's update is interpreted with an `ArrayFacts` for each of its
-arrays. Nothing is computed, so what is found holds for all finite numbers and at all steps.
-An unknown equation is assumed to mix rows.
+arrays. Nothing is computed, so the facts hold for all finite values and at all steps. An
+unknown equation is assumed to mix rows.
 """
 
 import dataclasses
@@ -23,18 +23,18 @@ from sparsejax.tracing.interpreter import Domain, interpret
 
 @dataclasses.dataclass(frozen=True)
 class ArrayFacts:
-    """What is known of one array of a program.
+    """Facts about one array of a program.
 
     Attributes:
-        of: The inputs, by number, that it depends on.
-        row: The leaf whose rows it has, and the axis that they lie along; None if it has
-            no rows.
-        flat: Whether all its numbers are equal; known only where it has no rows.
-        mixed: Where rows that it depends on were mixed; None if they were not.
-        times: An input and a factor, if it is that multiple of that input; None in place
-            of the input for a number. NaN for a factor or a number that is not known.
-        plus: An input and a number, if it is that input and so much more, up to the
-            largest number of its dtype.
+        of: The numbers of the inputs on which it depends.
+        row: The number of the leaf whose rows it has, and their axis; None if it has no
+            rows.
+        flat: Whether all its elements are equal; False for an array with rows.
+        mixed: Why rows on which it depends are mixed; None if they are not.
+        times: An input and a factor, if it is this multiple of the input; or None and a
+            number, if it is constant. A factor or number that is unknown is NaN.
+        plus: An input and a number, if it is their sum, saturated at the largest number of
+            its dtype.
     """
 
     of: frozenset[int] = frozenset()
@@ -46,7 +46,7 @@ class ArrayFacts:
 
     @property
     def is_zero(self) -> bool:
-        """Whether all its numbers are zero."""
+        """Whether all its elements are zero."""
         return self.times is not None and self.times[1] == 0
 
 
@@ -55,18 +55,18 @@ def follow(
     inputs: Sequence[ArrayFacts],
     constants: Sequence[ArrayFacts] | None = None,
 ) -> list[ArrayFacts]:
-    """The facts about the outputs of a program, from those about its inputs.
+    """Derives the facts about the outputs of a program from those about its inputs.
 
     Args:
-        program: The closed program.
-        inputs: What is known of each of its inputs.
-        constants: What is known of each of its constants; what can be seen, if None.
+        program: The closed jaxpr.
+        inputs: The facts about each input.
+        constants: The facts about each constant; if None, those that `constant` finds.
     """
     return interpret(program, _Facts(), inputs, constants)
 
 
 class _Facts(Domain[ArrayFacts]):
-    """An array is what is known of it; of loops nothing is."""
+    """The domain in which the value of an array is its facts; loops have no rules."""
 
     def constant(self, x):
         return constant(x)
@@ -76,10 +76,10 @@ class _Facts(Domain[ArrayFacts]):
         return [rule(eqn, given, v) for v in eqn.outvars]
 
     def call(self, eqn, given):
-        return [_said_here(eqn, given, value) for value in super().call(eqn, given)]
+        return [_named_by_caller(eqn, given, value) for value in super().call(eqn, given)]
 
     def joined(self, eqn, v, index, sides):
-        """Of what one of several branches returns."""
+        """Returns the facts about an output of a `cond`, whose branch is not known."""
         if index.row or index.mixed:
             return _unknown(eqn, [index, *sides], v)
         made, times = _by_number(eqn, sides, v), {value.times for value in sides}
@@ -88,7 +88,7 @@ class _Facts(Domain[ArrayFacts]):
 
 
 def constant(x: Any) -> ArrayFacts:
-    """The facts about a constant of a program."""
+    """Returns the facts about a constant of a program."""
     if np.ndim(x):
         return ArrayFacts()
     if isinstance(x, Tracer):
@@ -102,14 +102,14 @@ def constant(x: Any) -> ArrayFacts:
 
 
 def _common(given):
-    """The facts that every output of an equation takes over from all of its inputs."""
+    """Returns the facts that outputs of any equation inherit from all of its inputs."""
     reasons = [value.mixed for value in given if value.mixed]
     of = frozenset().union(*(value.of for value in given))
     return {"of": of, "mixed": reasons[0] if reasons else None}
 
 
 def _other(eqn, given, v):
-    """Of an equation that is not known: rows are mixed, if it has any."""
+    """The rule of an unknown equation, which mixes rows if its inputs have any."""
     if any(value.row for value in given):
         return _unknown(eqn, given, v)
     return ArrayFacts(**_common(given), flat=v.aval.shape == ())
@@ -121,8 +121,8 @@ def _unknown(eqn, given, v):
     return ArrayFacts(of=common["of"], mixed=mixed, flat=v.aval.shape == ())
 
 
-def _said_here(eqn, given, value):
-    """Names the caller's transformation where a shared function mixes rows."""
+def _named_by_caller(eqn, given, value):
+    """Names the calling optax transformation if a shared function mixes rows."""
     before = {other.mixed for other in given}
     if not value.mixed or value.mixed in before or value.mixed.startswith("optax."):
         return value
@@ -133,9 +133,9 @@ def _said_here(eqn, given, value):
 
 
 def _by_number(eqn, given, v):
-    """Of an equation that takes numbers of the same place together."""
+    """The rule of an elementwise equation."""
     rows = {value.row for value in given if value.row}
-    # An array of other numbers at each place, as noise, is not the same for some rows.
+    # An array with different elements, as noise, differs if only some rows are computed.
     uneven = any(not value.row and not value.flat for value in given)
     if len(rows) > 1:
         return _unknown(eqn, given, v)
@@ -150,17 +150,17 @@ def _by_number(eqn, given, v):
     times = factors.multiple(eqn, of_given)
     plus = factors.count(eqn, of_given, [value.plus for value in given], v)
     common = _common(given)
-    if times == factors.ZERO:  # It depends on nothing, whatever it was multiplied by.
+    if times == factors.ZERO:  # Zero depends on no input, whatever it was multiplied by.
         common["of"] = frozenset()
     return ArrayFacts(**common, row=row, flat=flat, times=times, plus=plus)
 
 
 def _moved(axis_of: Callable[[Any, int], int | None]):
-    """Of an equation that puts numbers elsewhere.
+    """Makes the rule of an equation that moves elements.
 
     Args:
-        axis_of: From the equation and an axis of its first input to the axis of its output
-            that is the same; None if none is.
+        axis_of: A function of the equation and an axis of its first input that returns the
+            corresponding axis of the output, or None.
     """
 
     def rule(eqn, given, v):
@@ -179,7 +179,7 @@ def _moved(axis_of: Callable[[Any, int], int | None]):
 
 
 def _reduced(keeps_zero):
-    """Of an equation that takes numbers along some axes together."""
+    """Makes the rule of a reduction; `keeps_zero` says whether it maps zeros to zeros."""
 
     def axis_of(eqn, axis):
         axes = eqn.params["axes"]
@@ -199,7 +199,7 @@ def _reshaped(eqn, axis):
         return None
     before, n = math.prod(old[:axis]), old[axis]
     at = [k for k in range(len(new)) if math.prod(new[:k]) == before and new[k] == n]
-    # Axes of length 1 look the same: which of them holds the rows is unknown.
+    # Axes of length 1 cannot be distinguished: which of them has the rows is unknown.
     return at[-1] if at and n != 1 and before else None
 
 
