@@ -23,7 +23,8 @@ import pallas_kernels as kernels
 from pallas_kernels import backends, types
 from pallas_kernels.reference import messages as in_reference
 from sparsejax import schemes
-from sparsejax.wire import Wire, at_once as packing
+from sparsejax.wire import Wire
+from sparsejax.wire.at_once import unpacking
 from tests import helpers
 from tests.kernels import contract, messages
 
@@ -284,7 +285,7 @@ def sent_by(run):
     with (
         helpers.for_gpus(),
         mock.patch.object(backends, "run", run),
-        mock.patch.object(packing, "unpacks_in_kernels", return_value=True),
+        mock.patch.object(unpacking, "unpacks_in_kernels", return_value=True),
         mock.patch.object(Wire, "to_each", noting(to_owners)),
         mock.patch.object(Wire, "all_gather", noting(to_all)),
     ):

@@ -91,6 +91,17 @@ def test_rows_looked_up_are_rows_scattered(code, replaces, dtype):
             assert np.asarray(found).any()
 
 
+def test_rows_of_many_senders_are_scattered():
+    """A kernel that adds up all senders would take long to compile."""
+    form = Form(ladder.exactly(WIDTH, 256, ROOM, "coo8"), (64,), jnp.dtype("float32"), 64)
+    zeros = jnp.zeros((WIDTH, 64), np.float32)
+    into = messages.Into()
+    fold = messages.Fold(zeros, lambda *_: None, in_order=True, into=into)
+    found = [size_groups.goes_by_rows(form, fold, senders) for senders in (16, 32, 33, 64)]
+    assert found == [True, True, False, False]
+    assert not size_groups.goes_by_rows(form, fold._replace(in_order=False), 16)
+
+
 def by_numpy(form, whole, numbers, fold):
     """The array with each sender's rows added, or set."""
     run = Run.of(numbers, form.spec)

@@ -26,6 +26,7 @@ from sparsejax.wire import index_codes
 from sparsejax.wire.at_once.rows import set_rows, sum_of_rows
 from sparsejax.wire.at_once.unpacking import Head, Into, goes_in_order, spec_of, unpack
 from sparsejax.wire.formats import Form
+from sparsejax.wire.ordered import MOST_SENDERS
 
 
 # The units of an array that fits the caches: a scatter into it takes less time than a
@@ -44,13 +45,14 @@ def goes_by_rows(form: Form, fold: Any, senders: int) -> bool:
 
     For an ordered sum the table has a number for each sender, which must be no more than
     the numbers of a row. Each number of the array is looked up for each sender, which takes
-    as long as a launch if there are 2**25 of them.
+    as long as a launch if there are 2**25 of them. All senders are in one kernel, so more
+    than `MOST_SENDERS` would take long to compile.
     """
     into: Into | None = fold.into
     if into is None or not form.shape or into.replaces:
         return into is not None and bool(form.shape)
-    is_wide = math.prod(form.shape) >= senders
-    return fold.in_order and is_wide and fold.start.size <= _FEW_NUMBERS
+    are_few = senders <= min(math.prod(form.shape), MOST_SENDERS)
+    return fold.in_order and are_few and fold.start.size <= _FEW_NUMBERS
 
 
 class SizeGroup(NamedTuple):
