@@ -106,8 +106,7 @@ def make_plan(
                 profiles, path, units, bucket.shape, leaves[i].dtype, ranks * inner
             )
             loads[i] = load.part(inner) if inner > 1 else load
-            with for_platform(jax.default_backend()):
-                scheme, note = _fastest(loads[i], options, network)
+            scheme, note = _fastest(loads[i], options, network)
             choices[i] = (scheme, unit, note)
             by_scheme.setdefault(scheme, []).append(i)
         # Leaves of one scheme are exchanged as one array, with capacities for all of them.
@@ -140,9 +139,11 @@ def _fastest(load: Load, options: Sequence[Scheme], network: Network) -> tuple[S
     """Returns the fastest scheme, and a note on why; the first option is the dense sum."""
     if load.size == 0:
         return options[0], "empty"
-    seconds = [scheme.forecast(load).seconds(network) for scheme in options]
+    with for_platform(jax.default_backend()):
+        forecasts = [scheme.forecast(load) for scheme in options]
+    seconds = [forecast.seconds(network) for forecast in forecasts]
     best = int(np.argmin(seconds))
-    if options[best].forecast(load).dense:
+    if forecasts[best].dense:
         best = 0
     before, after = (load.counts[k] / max(load.units, 1) for k in (0, -1))
     note = (

@@ -69,6 +69,21 @@ def on_copies(densely: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def refuses_numbers(
+    scheme: base.Scheme, are_numbers: bool, ranks: int, shared: bool
+) -> bool:
+    """Returns whether a scheme would list numbers on a platform where that is too slow.
+
+    Args:
+        scheme: The scheme.
+        are_numbers: Whether units are single numbers.
+        ranks: The number of ranks.
+        shared: Whether all ranks have the same entries, whose values alone are sent.
+    """
+    is_listed = are_numbers and ranks > 1 and not shared
+    return is_listed and not policy().numbers and not isinstance(scheme, AllReduce)
+
+
 def suited(
     scheme: base.Scheme, x: Units, name: str, wire: Wire, dense: bool = False
 ) -> base.Scheme:
@@ -88,8 +103,7 @@ def suited(
     """
     if dense and not isinstance(scheme, AllReduce):
         return AllReduce(scheme.wire_dtype)
-    is_listed = len(x.shape) == 1 and wire.ranks > 1 and not x.shared
-    if policy().numbers or isinstance(scheme, AllReduce) or not is_listed:
+    if not refuses_numbers(scheme, len(x.shape) == 1, wire.ranks, x.shared):
         return scheme
     what = f"{type(scheme).__name__} was to sum {name!r}, {x.shape[0]:,} single numbers, "
     if isinstance(scheme, base.LossyScheme):

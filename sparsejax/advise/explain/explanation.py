@@ -17,18 +17,16 @@ from typing import Any
 import jax
 import optax
 
-from pallas_kernels.platforms import policy
-from sparsejax import schemes
+from sparsejax import arguments, schemes
 from sparsejax.advise import codec
 from sparsejax.advise.explain import advice, printed, reading
 from sparsejax.advise.explain.densities import Density, densities, listed
 from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, row_of
 from sparsejax.advise.network import check_network
-from sparsejax.arguments import check_one_of
 from sparsejax.errors import ArgumentError
-from sparsejax.schemes import forecast
 from sparsejax.schemes.base import LossyScheme
-from sparsejax.schemes.forecast import Network
+from sparsejax.schemes.forecast import Network, for_platform
+from sparsejax.schemes.or_dense import refuses_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,14 +149,14 @@ def explain(
     """
     check_network(network)
     if platform is not None:
-        check_one_of("platform", platform, ("cpu", "gpu", "tpu"))
+        arguments.check_one_of("platform", platform, ("cpu", "gpu", "tpu"))
     hosts, inner = _hosts_and_inner(ranks)
     known = densities(density, hosts * inner)
     groups = reading.groups_of(tx, params, hosts, known, listed(ids))
     _check_levels(groups, isinstance(ranks, tuple))
     times = SchemeTimes(network, inner)
     platform = platform or jax.default_backend()
-    with forecast.for_platform(platform):
+    with for_platform(platform):
         groups = list(map(_suited, groups))
         rows = tuple(row_of(group, times) for group in groups)
         return Explanation(
@@ -175,12 +173,11 @@ def explain(
 
 def _suited(group: reading.Group) -> reading.Group:
     """Returns the group, with a dense sum if `schemes.or_dense.suited` would choose it."""
-    is_listed = group.unit == "element" and not group.shared and group.load.ranks > 1
-    if policy().numbers or not is_listed:
+    scheme, are_numbers = group.scheme, group.unit == "element"
+    refused = refuses_numbers(scheme, are_numbers, group.load.ranks, group.shared)
+    if not refused or isinstance(scheme, LossyScheme):
         return group
-    if isinstance(group.scheme, schemes.AllReduce | LossyScheme):
-        return group
-    return dataclasses.replace(group, scheme=schemes.AllReduce(group.scheme.wire_dtype))
+    return dataclasses.replace(group, scheme=schemes.AllReduce(scheme.wire_dtype))
 
 
 def _hosts_and_inner(ranks) -> tuple[int, int]:

@@ -7,16 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.operations.messages import (
-    pack_message,
-)
+from pallas_kernels.operations.messages import pack_message
 from pallas_kernels.reference.layout import Prefix
 from pallas_kernels.reference.messages import row_ends
 from pallas_kernels.reference.slots import slots_of
 from pallas_kernels.reference.specs import MessageSpec, SlotSets
-from pallas_kernels.striping import Striping
 from sparsejax.units.bits import Slots
 from sparsejax.units.units import Source
+from sparsejax.wire.at_once.unpacking import is_known
 
 
 def run_of(first: Any, length: Any, row: jax.Array) -> jax.Array:
@@ -77,19 +75,21 @@ def with_values(
 
 def _spec_of(spec, source):
     """Returns the spec with the map from slots to units, if kernels know the map."""
-    units = source.units
-    knows = source.names is None and (units is None or isinstance(units, Striping))
-    return dataclasses.replace(spec, units=units) if knows else spec
+    return dataclasses.replace(spec, units=source.units) if _knows(source) else spec
+
+
+def _knows(source):
+    """Returns whether kernels can list the slots and compute the units of a source."""
+    return source.names is None and is_known(source.units)
 
 
 def _sets_of(spec, slots, source, numbers, ends=None):
     """Returns the sets of slots; as lists, with units, if kernels do not know the map."""
-    units = source.units
-    if source.names is None and (units is None or spec.units is units):
+    if _knows(source):
         return SlotSets(slots.words, slots.counts, ends=ends)
     part = lax.broadcasted_iota(jnp.int32, (len(slots.counts), 1), 0)
     first = lax.index_in_dim(numbers, spec.at, keepdims=False)
     found, _ = slots_of(slots.words, first, spec.room, slots.counts)
     names = found if source.names is None else source.names(part, found)
-    units = found if units is None else units(part, found)
+    units = found if source.units is None else source.units(part, found)
     return SlotSets(names, slots.counts, units)

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pallas_kernels.operations.messages import (
-    unpack_message,
-)
+from pallas_kernels.operations.messages import unpack_message
 from pallas_kernels.platforms import policy
 from pallas_kernels.reference.index_message import word_ranks
 from pallas_kernels.reference.layout import Run
@@ -23,7 +21,7 @@ from pallas_kernels.reference.messages import read_message
 from pallas_kernels.reference.specs import Received, Unpacking
 from sparsejax.units import bits
 from sparsejax.wire import index_codes
-from sparsejax.wire.at_once.rows import set_rows, sum_of_rows
+from sparsejax.wire.at_once.rows import RowMessages
 from sparsejax.wire.at_once.unpacking import Head, Into, goes_in_order, spec_of, unpack
 from sparsejax.wire.formats import Form
 from sparsejax.wire.ordered import MOST_SENDERS
@@ -49,8 +47,10 @@ def goes_by_rows(form: Form, fold: Any, senders: int) -> bool:
     than `MOST_SENDERS` would take long to compile.
     """
     into: Into | None = fold.into
-    if into is None or not form.shape or into.replaces:
-        return into is not None and bool(form.shape)
+    if into is None or not form.shape:
+        return False
+    if into.replaces:
+        return True
     are_few = senders <= min(math.prod(form.shape), MOST_SENDERS)
     return fold.in_order and are_few and fold.start.size <= _FEW_NUMBERS
 
@@ -116,11 +116,11 @@ def groups(form: Form, fold: Any, senders: int) -> list[SizeGroup]:
         stop = sides.stop
         if unpacks is unpack_rows:
             number = stop - 2
-            words, unpacks = ladder.rungs[number].words, functools.partial(unpacks, number)
-            found.append(SizeGroup(sides, words, functools.partial(unpacks, form)))
-            continue
-        of_group = Form(steps, form.shape, form.dtype, form.rows)
-        found.append(SizeGroup.of(sides, of_group, unpacks))
+            of_rung = functools.partial(unpack_rows, number, form)
+            found.append(SizeGroup(sides, ladder.rungs[number].words, of_rung))
+        else:
+            of_group = Form(steps, form.shape, form.dtype, form.rows)
+            found.append(SizeGroup.of(sides, of_group, unpacks))
     last = unpack_next_in_order if in_order else unpack
     return [*found, SizeGroup.of(range(stop, stop + 1), form, last)]
 
@@ -145,9 +145,9 @@ def unpack_rows(
         carry: The start of the fold, all zeros.
         at: The index in `numbers` of the first number to read.
     """
-    unpacks = set_rows if fold.into.replaces else sum_of_rows
     spec, begin = spec_of(form, fold, at), int(form.begins[number])
-    return unpacks(carry, message, numbers, spec, form.prefix, begin)
+    rows = RowMessages(message, numbers, spec, form.prefix, begin)
+    return rows.written(carry) if fold.into.replaces else rows.summed(carry)
 
 
 def unpack_bitmaps(

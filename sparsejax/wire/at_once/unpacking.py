@@ -23,6 +23,11 @@ from sparsejax.wire.formats import Form, Piece
 from sparsejax.wire.ladder import Rung
 
 
+def is_known(units: Any) -> bool:
+    """Returns whether kernels can compute a map from slots to units; None: the identity."""
+    return units is None or isinstance(units, Striping)
+
+
 class Into(NamedTuple):
     """A fold into one array, in a form that kernels know.
 
@@ -39,7 +44,7 @@ class Into(NamedTuple):
     @property
     def is_known(self) -> bool:
         """Whether kernels can compute `units`."""
-        return self.units is None or isinstance(self.units, Striping)
+        return is_known(self.units)
 
 
 def in_branches(form: Form, sources: int, fold: Any) -> bool:
