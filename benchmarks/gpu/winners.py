@@ -214,8 +214,7 @@ def _messages(x, count):
     width = striping.width(x.size, PARTS)
     sets = Slots.of(striping.split(rank_select.nonzero(x), PARTS, 0))
     room = 4 * -(-int(1.1 * count) // (4 * PARTS)) + 64
-    code = index_codes.COO8
-    rung = ladder.Rung(room, code, 1 + code.words(room, width) + room)
+    rung = ladder.Rung.of(room, width, 4, [index_codes.COO8])
     steps = ladder.Ladder(width, 4, 1 << 13, (rung,), at_once=True)
     form = formats.Form(steps, (), jnp.dtype(jnp.float32), PARTS)
     numbers = jnp.concatenate([jnp.array([0, room], jnp.int32), form.places(0)])

@@ -64,7 +64,7 @@ class Form:
     def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any, rows: int):
         self.ladder, self.shape, self.dtype, self.rows = ladder, shape, dtype, rows
         rungs = ladder.rungs
-        strings = [r.code.string_words(r.capacity, ladder.width) for r in rungs]
+        strings = [r.string for r in rungs]
         lanes = [r.code.lane_words(r.capacity) for r in rungs]
         # In rounds, values are written and read one tile at a time.
         tile = 1 if ladder.at_once else ladder.tile

@@ -15,8 +15,7 @@ from tests import helpers
 def sent(code, flags, values, capacity, tile):
     """The messages [parts, words] of each round, and the set that arrives by part."""
     parts, width = flags.shape
-    words = 1 + code.words(capacity, width) + capacity
-    rungs = (ladder.Rung(capacity, code, words),)
+    rungs = (ladder.Rung.of(capacity, width, 4, [code]),)
     steps = ladder.Ladder(width, 4, tile, rungs, collectives.at_once())
     rounds = []
 

@@ -70,6 +70,32 @@ def test_a_rung_holds_a_header_the_slots_and_the_values(name):
         assert rung.words == 1 + rung.code.words(rung.capacity, width) + values
 
 
+@pytest.mark.parametrize("unit_bytes", [16, 256, 24, 4, 0])
+def test_values_of_rows_are_aligned_on_gpus(unit_bytes):
+    """A thread moves 16 bytes of a row at a time, of each message of a buffer."""
+    with helpers.traced_for("cuda"):
+        ladders = [
+            ladder.Message(code).ladder(32 * words, unit_bytes, 3)
+            for code in ("auto", "coo8", "coo16", "bitmap")
+            for words in (9, 33, 2050, 1 << 13)
+        ]
+        ladders.append(ladder.exactly(1056, unit_bytes, 300, least=30))
+    added = set()
+    for steps in ladders:
+        for rung in steps.rungs:
+            string = rung.code.string_words(rung.capacity, steps.width)
+            lanes = rung.code.lane_words(rung.capacity)
+            is_padded = string > 0 and unit_bytes >= 16 and unit_bytes % 16 == 0
+            added.add(rung.string - string)
+            if is_padded:
+                assert rung.string - string <= 3
+                assert (1 + rung.string + lanes) % 4 == 0 == rung.words % 4
+            else:
+                assert rung.string == string
+            assert rung.words == 1 + rung.string + lanes + rung.capacity * unit_bytes // 4
+    assert added == ({0, 1, 2, 3} if unit_bytes in (16, 256) else {0})
+
+
 @every
 def test_rungs_are_no_further_apart_than_the_ratio(name):
     ratio = LADDERS[name][-1]

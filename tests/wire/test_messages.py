@@ -61,9 +61,8 @@ def mixed_ladder(width, unit_bytes, codes):
     """Rungs of 8 to 264 entries, in tiles of 24."""
     rungs = []
     for name, room in zip(codes, [8, 24, 96, 264], strict=True):
-        code = index_codes.CODES[name]
-        words = 1 + code.words(room, width) + room * unit_bytes // 4
-        rungs.append(ladder.Rung(room, code, words))
+        codes = index_codes.parse(name)
+        rungs.append(ladder.Rung.of(room, width, unit_bytes, codes))
     return ladder.Ladder(width, unit_bytes, 24, tuple(rungs), collectives.at_once())
 
 

@@ -1,5 +1,7 @@
 """Rows on GPUs, run on CPUs: each row of an array looks up its own entries in messages."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -53,22 +55,21 @@ def received(form, shape, need):
 
 
 @pytest.mark.parametrize(
-    ("code", "replaces", "dtype"),
+    ("code", "replaces", "dtype", "shape"),
     [
-        ("bitmap", True, np.float32),
-        ("coo8", False, jnp.bfloat16),
+        ("bitmap", True, np.float32, (2, 4)),
+        ("coo8", False, jnp.bfloat16, (2, 3)),
         *helpers.slow(
-            ("coo8", True, jnp.bfloat16),
-            ("coo16", True, np.float32),
-            ("coo8", False, np.float32),
-            ("bitmap", False, np.float32),
+            ("coo8", True, jnp.bfloat16, (2, 4)),
+            ("coo16", True, np.float32, (2, 3)),
+            ("coo8", False, np.float32, (2, 4)),
+            ("bitmap", False, np.float32, (2, 3)),
         ),
     ],
 )
-def test_rows_looked_up_are_rows_scattered(code, replaces, dtype):
+def test_rows_looked_up_are_rows_scattered(code, replaces, dtype, shape):
     """For messages of each size, full and not, and an array that ends before the last."""
-    shape = (2, 3)
-    unit = 6 * jnp.dtype(dtype).itemsize
+    unit = math.prod(shape) * jnp.dtype(dtype).itemsize
     steps = ladder.exactly(WIDTH, unit, ROOM, code, least=20)
     form = Form(steps, shape, jnp.dtype(dtype), SENDERS)
     size = SENDERS * WIDTH - 7 if replaces else WIDTH - 7
@@ -85,6 +86,8 @@ def test_rows_looked_up_are_rows_scattered(code, replaces, dtype):
             parts = source, form.begins[number], rung.capacity
             message = at_once.with_values(form.spec, prefix, *parts)
             np.testing.assert_array_equal(message, whole[:, : rung.words])
+            unpadded = 1 + rung.code.string_words(rung.capacity, WIDTH)
+            assert not np.asarray(message[:, unpadded : 1 + rung.string]).any()
             given = numbers, fold, zeros, 0
             found = at_once.unpack_rows(number, form, message, *given)
             assert_same_bytes(found, by_numpy(form, whole, numbers, fold))

@@ -12,7 +12,7 @@ from sparsejax.wire.ladder import Ladder, Rung
 
 def stage(count):
     """Messages of 16 or 64 entries, 8 a tile; the fullest part has so many."""
-    steps = Ladder(4096, 256, 8, (Rung(16, None, 1100), Rung(64, None, 4200)))
+    steps = Ladder(4096, 256, 8, (Rung(16, None, 0, 1100), Rung(64, None, 0, 4200)))
     counts = np.full((16, 4), 1)
     counts[2, 1] = count
     return turns.Stage(steps, 3, counts, np.full((16, 4), 9), 1e6)
@@ -44,7 +44,7 @@ def test_rounds_and_tiles_follow_from_the_ladder():
     ids=["behind", "inside"],
 )
 def test_one_switch_takes_nothing_a_message_or_several(side, last):
-    rungs = (Rung(16, None, 1100), Rung(64, None, 4200))
+    rungs = (Rung(16, None, 0, 1100), Rung(64, None, 0, 4200))
     counts = np.full((16, 4), 1)
     push = lambda count: turns.Stage(
         Ladder(4096, 256, 8, rungs, True), 3, counts * count, counts, 1e6
