@@ -47,7 +47,7 @@ def test_a_rank_without_weight_may_have_any_numbers():
         ({"k": 0}, "k must be a positive int, got 0"),
         ({"k": 5000}, "k must be at most chunk=4096.*got 5000.*smaller k"),
         ({"chunk": 1000}, "chunk must be a square.*got 1000: take 961 or 1024"),
-        ({"values": "3bit"}, "values must be one of .*'2bit'.*got '3bit'"),
+        ({"values": "no code"}, "values must be one of .*'2bit'.*got 'no code'"),
         ({"over": "rank"}, "over must be one of 'senders', 'ranks', got 'rank'"),
         ({"decay": 0}, r"decay must lie in \(0, 1\], got 0"),
         ({"decay": 1.5}, r"decay must lie in \(0, 1\], got 1.5"),

@@ -166,20 +166,20 @@ def conserves(sparsifier, scheme, n, dtype="float32", room=1e-6, **options):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "names"),
+    ("scheme", "name"),
     [
-        ("BalancedParallelism", ("DGC",)),
+        ("BalancedParallelism", "DGC"),
         # What a sparsifier sends is no scheme's matter: each stands before one scheme, and
         # before each scheme stand entries. Those that all ranks share pass by the scheme,
         # and of whole arrays `test_exact_sum` has each.
         *helpers.slow(
-            ("AGSparse", tuple(SPARSIFIERS)), *((scheme, ("DGC",)) for scheme in OTHERS)
+            *(("AGSparse", name) for name in SPARSIFIERS),
+            *((scheme, "DGC") for scheme in OTHERS),
         ),
     ],
 )
-def test_every_sparsifier_before_every_scheme(scheme, names):
-    for name in names:
-        conserves(name, scheme, N)
+def test_every_sparsifier_before_every_scheme(scheme, name):
+    conserves(name, scheme, N)
 
 
 @pytest.mark.slow

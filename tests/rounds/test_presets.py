@@ -39,7 +39,7 @@ SHAPES = {"w": (16, 12), "b": (5,)}
         (lambda: rounds.demo(decay=-0.1), r"decay must lie in \(0, 1\), got -0.1"),
         (lambda: rounds.demo(decay="a"), r"decay must lie in \(0, 1\), got 'a'"),
         (lambda: rounds.demo(weight_decay=-1), "weight_decay must be at least 0, got -1"),
-        (lambda: rounds.demo(values="3bit"), "values must be one of .*got '3bit'"),
+        (lambda: rounds.demo(values="no code"), "values must be one of .*got 'no code'"),
         (
             lambda: rounds.flex_demo(0.1),
             "flex_demo: inner must be an optax transf.*got 0.1",

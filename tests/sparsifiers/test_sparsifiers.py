@@ -41,7 +41,8 @@ def long_tails():
 
 
 def draw(step, wanted):
-    return base.Draw(jnp.int32(step), jnp.uint32(step * 7919 + 1), jnp.int32(wanted))
+    seed = jnp.asarray(step, jnp.uint32) * 7919 + 1
+    return base.Draw(jnp.asarray(step, jnp.int32), seed, jnp.int32(wanted))
 
 
 @functools.cache
@@ -218,6 +219,29 @@ def test_random_k_is_unbiased_and_sends_no_indices():
     spread = np.abs(exact) * np.sqrt(size / k / steps)
     assert (np.abs(updates[0].mean(0) - exact) < 6 * spread + 1e-6).all()
     assert abs(np.mean((updates[0].mean(0) - exact) / spread)) < 0.1
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for name in SELECTING if SELECTING[name].shared)
+)
+@pytest.mark.parametrize("warm_up", [False, True])
+def test_what_ranks_share_is_as_many_as_wanted_and_is_scaled_to_the_whole(name, warm_up):
+    """Without a memory: each element is sent equally often, times what makes up for it."""
+    size, steps = 301, 420
+    kind = SPARSIFIERS[name](0.3)
+    room = kind.capacity(size)
+    wanted = room // 3 if warm_up else room
+
+    def run(total, step):
+        own = draw(step, wanted)
+        found, _ = kind.select(jnp.ones(size), kind.init(size, jnp.float32), own, room)
+        scaled = total.at[found].add(kind.scale(size, own), mode="drop")
+        return scaled, jnp.sum(found < size)
+
+    total, sent = jax.lax.scan(run, jnp.zeros(size), jnp.arange(steps, dtype=jnp.uint32))
+    assert (np.asarray(sent) <= wanted).all()
+    np.testing.assert_allclose(total.mean() / steps, 1, rtol=0.01)
+    assert np.abs(total / steps - 1).max() < 6 * np.sqrt(size / wanted / steps)
 
 
 @pytest.mark.parametrize("share", [1 / 7, 0.3, 1.0])

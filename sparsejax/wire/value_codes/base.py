@@ -12,8 +12,8 @@ Tests require of every code in `codes.CODES`:
 
 * Values that are not `real` do not influence the table.
 * A leaf of zeros is decoded to zeros.
-* Floating dtypes send NaN and infinity unchanged. In other codes these make the table, and
-  the decoded values at their places, not finite; other values of the leaf may be, too.
+* Floating dtypes of 16 bits or more send NaN and infinity unchanged. In other codes these
+  make the table, and all decoded values of the leaf, not finite.
 * Numbers near the limits of float32 have the codes of the same numbers scaled to its
   middle: sums are taken over the results of `in_units`.
 * Decoded values equal those that NumPy computes in float64: `QUANTIZED` in

@@ -1,7 +1,8 @@
 """The value codes, by the names that `values=` takes; `base` describes their contract.
 
     float32     32 bits, not rounded
-    bfloat16    16 bits, rounded; also float16
+    bfloat16    16 bits, rounded
+    float16     16 bits, rounded
     int8        8 bits; the table has the step, the largest magnitude of the leaf over 127
     fp8         8 bits, float8_e4m3fn; the table has a scale, the largest magnitude over 448
     4bit        the sign, and 0 or a power of two from 1/8 to 8 times the mean magnitude,

@@ -28,7 +28,8 @@ class Powers(base.ValueCode):
         exponent = codes & 7
         # 2^(exponent - 4), by the bits of a float32.
         power = lax.bitcast_convert_type((exponent + 123) << 23, jnp.float32)
-        magnitude = jnp.where(exponent == 0, 0, table[0] * power)
+        # A product also for zeros: of a table that is not finite it is not finite.
+        magnitude = table[0] * jnp.where(exponent == 0, 0, power)
         return jnp.where((codes & 8) != 0, -magnitude, magnitude)
 
 
