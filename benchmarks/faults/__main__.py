@@ -47,7 +47,9 @@ def case(settings: Settings) -> dict:
     """A row: one scheme, one fault, and what became of the job."""
     drawn = random.Random(f"{settings.seed} {settings.scheme} {settings.fault}")
     fault = FAULTS[settings.fault]
-    at = drawn.choice(settings.candidates())
+    steps = settings.candidates()
+    # What a job survives must happen before its last step is over.
+    at = drawn.choice(steps if fault.ends else steps[:-1])
     lost = drawn.randrange(settings.hosts)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="faults-"))
     settings = dataclasses.replace(settings, at=at, lost=lost, folder=str(folder))
@@ -66,6 +68,7 @@ def case(settings: Settings) -> dict:
             if not fault.ends:
                 outcome, _ = _run(settings, net)
                 wrong = _done(settings, outcome, row, settings.hosts)
+                wrong += _too_late(outcome)
                 wrong += _unlike_clean(settings, outcome, "done")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -115,6 +118,17 @@ def _said(logs, until):
         if all(SAID in text for text in texts) or time.time() > until:
             return [text.rpartition(SAID)[2] if SAID in text else "" for text in texts]
         time.sleep(0.02)
+
+
+def _too_late(outcome):
+    """What is wrong with the time of a fault that a job survives."""
+    times = {
+        key: [line[key] for rows in outcome.rows for line in rows if key in line]
+        for key in ("befallen", "trained")
+    }
+    if times["befallen"] and times["befallen"][0] < min(times["trained"], default=0.0):
+        return []
+    return ["the fault did not happen while all hosts trained"]
 
 
 def _ended(settings, fault, net, row):

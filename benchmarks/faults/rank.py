@@ -46,6 +46,7 @@ class Injection:
         self._settings, self._here = settings, here
         self._mine = settings.befalls and here.rank == settings.lost
         self._random = random.Random(settings.seed)
+        self.step_seconds = 0.03  # of the last step
 
     def at(self, step: int, saves: bool = False) -> bool:
         """Called before each step, and before it is saved.
@@ -58,7 +59,7 @@ class Injection:
             return False
         if FAULTS[self._settings.fault].between:
             return bool(self._befall())
-        later = self._random.uniform(0, 0.3 if saves else 0.03)
+        later = self._random.uniform(0, 0.3 if saves else self.step_seconds)
         threading.Timer(later, self._befall).start()
         return False
 
@@ -97,13 +98,16 @@ def train(settings: Settings, here: host.Here, folder: pathlib.Path) -> None:
         batches = training.batches(step)
         if fault.at(step):
             return
+        begin = time.perf_counter()
         state = training.step(state, batches)
         jax.block_until_ready(state)
+        fault.step_seconds = time.perf_counter() - begin
         if settings.is_clean:
             here.report(clean=step + 1, digest=digest(state.params))
         elif (step + 1) % settings.every == 0:
             if fault.at(step, saves=True):
                 return
             sparsejax.save(folder / f"step-{step + 1}", state)
+    here.report(trained=time.time())
     lost = account.lost(state)
     here.report(done=int(state.step), lost=lost, digest=digest(state.params))

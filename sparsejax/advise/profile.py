@@ -111,7 +111,7 @@ def profile(
 def _sparse_buckets(paths, leaves, rules) -> list[Bucket]:
     """Returns the buckets of leaves that `zen_sync` would not sum densely."""
     buckets = ByRules(schemes.Zen(), rules).buckets(paths, leaves)
-    return [b for b in buckets if not isinstance(b.scheme, schemes.AllReduce)]
+    return [b for b in buckets if not b.scheme.is_dense]
 
 
 def _measure(flags, axis_name):

@@ -29,6 +29,7 @@ class AllReduce(base.Scheme):
         >>> tx = sparsejax.sync(sparsejax.schemes.AllReduce(wire_dtype="bfloat16"))
     """
 
+    is_dense = True
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):

@@ -146,14 +146,14 @@ class Scheme(abc.ABC):
     A subclass defines `__call__`, and `forecast` where it is to be forecast.
 
     Example:
-        >>> isinstance(sparsejax.schemes.Zen(), sparsejax.schemes.Scheme)
-        True
         >>> tx = sparsejax.sync(sparsejax.schemes.Zen())
     """
 
     #: The dtype in which values travel, where a scheme has such an argument.
     wire_dtype: jax.typing.DTypeLike | None = None
 
+    #: Whether it sends arrays whole, zeros too; small leaves are then sent together.
+    is_dense: bool = False
     #: The unit that it needs: "element", or "leaf" for leaves whole; any, if None.
     unit: str | None = None
 

@@ -81,7 +81,7 @@ def refuses_numbers(
         shared: Whether all ranks have the same entries, whose values alone are sent.
     """
     is_listed = are_numbers and ranks > 1 and not shared
-    return is_listed and not policy().numbers and not isinstance(scheme, AllReduce)
+    return is_listed and not policy().numbers and not scheme.is_dense
 
 
 def suited(
@@ -101,7 +101,7 @@ def suited(
         wire: The ranks.
         dense: Whether a dense sum was asked for.
     """
-    if dense and not isinstance(scheme, AllReduce):
+    if dense and not scheme.is_dense:
         return AllReduce(scheme.wire_dtype)
     if not refuses_numbers(scheme, len(x.shape) == 1, wire.ranks, x.shared):
         return scheme

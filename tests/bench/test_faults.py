@@ -76,6 +76,15 @@ def test_a_fault_of_the_network_is_not_as_promised_without_one(monkeypatch):
         assert "not tried" in row["wrong"]
 
 
+@pytest.mark.parametrize(("befallen", "is_late"), [(3.0, False), (6.0, True), (None, True)])
+def test_what_a_job_survives_happens_while_all_hosts_train(befallen, is_late):
+    rows = [[{"trained": 5.0}], [{"trained": 7.0}]]
+    if befallen is not None:
+        rows[1].insert(0, {"befallen": befallen})
+    wrong = faults._too_late(faults.job.Outcome(0, rows, [], 8.0))
+    assert bool(wrong) == is_late
+
+
 def test_hosts_that_train_in_rounds_are_befallen_at_each_moment():
     settings = Settings(
         schemes=("zen", "diloco"), faults=("kill",), moments=("round", "exchange", "save")

@@ -251,7 +251,7 @@ def _with(groups, rows, times: SchemeTimes, change):
     total = 0.0
     for group, row in zip(groups, rows, strict=True):
         own = (row.milliseconds[CHOSEN] or 0.0) / row.every
-        is_small = len(group.paths) > 1 and isinstance(group.scheme, schemes.AllReduce)
+        is_small = len(group.paths) > 1 and group.scheme.is_dense
         is_kept = group.in_rounds and change is _sparsified
         is_kept = is_kept or group.load.size < SPARSE_FROM or _chooses(group.scheme)
         if is_small or is_kept:

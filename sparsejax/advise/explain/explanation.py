@@ -196,7 +196,7 @@ def _hosts_and_inner(ranks) -> tuple[int, int]:
 def _check_levels(groups: Sequence[reading.Group], two: bool) -> None:
     """Raises if ranks are a pair and the schemes have one level, or the reverse."""
     levels = [isinstance(group.scheme, schemes.TwoLevel) for group in groups]
-    sparse = [not isinstance(group.scheme, schemes.AllReduce) for group in groups]
+    sparse = [not group.scheme.is_dense for group in groups]
     if any(levels) and not two:
         raise ArgumentError(
             "the synchronization has two levels, and ranks is one number: pass "

@@ -152,7 +152,7 @@ class SchemeTimes:
 def row_of(group: Group, times: SchemeTimes) -> Row:
     """Makes the row of a group."""
     whole, scheme = group.load, group.scheme
-    is_dense = isinstance(scheme, schemes.AllReduce)
+    is_dense = scheme.is_dense
     if whole.units > MOST_UNITS and not is_dense:
         raise ArgumentError(
             f"leaf {group.name!r} has {whole.units:,} units, more than can be numbered: "
@@ -175,7 +175,7 @@ def row_of(group: Group, times: SchemeTimes) -> Row:
     own, other = forecast.bytes, dense.bytes
     if is_dense:
         # A dense sum has one level, over all ranks, also those of the same host.
-        own = other = whole.all_reduce(wire_dtype).bytes
+        own, other = scheme.forecast(whole).bytes, whole.all_reduce(wire_dtype).bytes
     dense_wins = times.seconds(dense) <= times.seconds(forecast) or forecast.dense
     before, after = (whole.counts[k] / max(whole.units, 1) for k in (0, -1))
     if isinstance(scheme, LossyScheme):
@@ -307,7 +307,7 @@ def _reason(row: Row, group: Group) -> str:
         return ""
     scheme, least = _across(group.scheme), row.milliseconds[row.fastest]
     sooner = f"{row.fastest} would take {least:.3g} ms"
-    if isinstance(scheme, schemes.AllReduce):
+    if scheme.is_dense:
         if group.load.size < SPARSE_FROM or len(group.paths) > 1:
             small = f"leaves below {SPARSE_FROM:,} numbers join one dense sum"
             return f'{sooner}; {small}, unless a rule says "sparse"'

@@ -106,7 +106,7 @@ class Assignment(abc.ABC):
             leaf = leaves[i]
             shape = {"row": leaf.shape[1:], "leaf": leaf.shape}.get(unit, ())
             # A large leaf that is summed densely is not copied into a shared array.
-            alone = isinstance(scheme, AllReduce) and leaf.size >= SPARSE_FROM
+            alone = scheme.is_dense and leaf.size >= SPARSE_FROM
             # A lossy scheme selects from all leaves of a bucket. Devices that hold copies
             # of a leaf must select the same, so the leaves have the same shardings.
             is_lossy = isinstance(scheme, LossyScheme)
@@ -174,10 +174,10 @@ class ByRules(Assignment):
                 )
             # A baseline, such as dense_sync, may be given the rules of the scheme that it
             # is compared with. Units have no effect on it, and this is no mistake.
-            if value in _UNITS and isinstance(self.scheme, AllReduce):
+            if value in _UNITS and self.scheme.is_dense:
                 continue
             largest = max(matched, key=lambda k: leaves[k].size)
-            are_dense = all(isinstance(schemes[k], AllReduce) for k in matched)
+            are_dense = all(schemes[k].is_dense for k in matched)
             if value in _UNITS and are_dense:
                 self._refuse_unit(pattern, value, leaves[largest].size, first[largest][0])
             first_of_kind = [by[value in _UNITS] for by in first]
@@ -301,7 +301,7 @@ class ByRules(Assignment):
             return scheme, scheme.unit
         if unit is None:
             is_table = leaf.ndim == 2 and _EMBEDDING.search(path)
-            dense = isinstance(scheme, AllReduce)
+            dense = scheme.is_dense
             unit = "row" if is_table and not dense else "element"
         return scheme, unit
 
@@ -390,7 +390,7 @@ def check_ids(buckets: Sequence[Bucket], ids: Mapping[str, Any], masked: bool) -
         if bucket is None:
             is_wrong = not masked
         else:
-            is_wrong = not bucket.is_by_rows and not isinstance(bucket.scheme, AllReduce)
+            is_wrong = not bucket.is_by_rows and not bucket.scheme.is_dense
         if is_wrong:
             rows = [p for p, bucket in by_path.items() if bucket.is_by_rows]
             raise RuleError(

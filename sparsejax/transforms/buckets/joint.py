@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.schemes.base import MOST_UNITS, Stage, Traffic
 from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
@@ -143,7 +142,7 @@ def shared_out(
 def _kind(bucket, leaves, shared):
     """Returns a key, equal for buckets that may be joined; None for one that may not."""
     of_leaves = [shared[i] for i in bucket.leaves]
-    is_dense = isinstance(bucket.scheme, AllReduce)
+    is_dense = bucket.scheme.is_dense
     is_whole = bucket.is_lossy or bucket.scheme.unit == "leaf"
     if None in of_leaves or is_dense or is_whole or bucket.needs_ranks:
         return None

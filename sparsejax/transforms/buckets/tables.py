@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.schemes.forecast import Load, merged
 from sparsejax.state import tree
@@ -52,7 +51,7 @@ def listed(
             kind = of_rows[i], leaf.shape[1:], leaf.dtype, tree.axes_of(leaf), there
             by_kind.setdefault(kind, []).append(i)
     for (scheme, *_), places in by_kind.items():
-        if isinstance(bucket.scheme, AllReduce):
+        if bucket.scheme.is_dense:
             rows = [leaves[i] for i in places]
             found = [Table(leaf.shape, leaf.dtype, leaf.capacity) for leaf in rows]
             worth = worth_listing(found, scheme, ranks, inner)
