@@ -46,7 +46,7 @@ from sparsejax.schemes.or_dense import suited
 from sparsejax.state import finite, observing, sharded, tree
 from sparsejax.state.finite import Sums
 from sparsejax.state.per_rank import PerRank, check_kind
-from sparsejax.state.totals import Totals
+from sparsejax.state.byte_totals import Totals
 from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Assignment, check_ids, joint, pieces, tables
 from sparsejax.transforms.checks import Leaves as Leaves

@@ -37,11 +37,19 @@ class IndexCode:
 
     Attributes:
         name: The name by which users choose it.
-        lane: The number of low bits of each slot that are sent verbatim; 0 for the bitmap.
+        lane: The number of low bits of each slot that are sent verbatim, in whole bytes; 0
+            for the bitmap.
     """
 
     name: str
     lane: int
+
+    def __post_init__(self):
+        if self.lane not in (0, 8, 16, 24, 32):
+            raise ArgumentError(
+                f"lane of the index code {self.name!r} must be 0, 8, 16, 24 or 32 bits, got "
+                f"{self.lane!r}: low bits are sent in whole bytes, and others would be lost."
+            )
 
     def blocks(self, width: int) -> int:
         """Returns the number of blocks of 2**lane slots in a part of this width."""

@@ -203,7 +203,7 @@ class Case:
         return total
 
 
-MIXED = ("coo32", "coo16", "coo8", "bitmap")
+MIXED = tuple(index_codes.CODES)
 HALVES = {"dtype": np.float32, "wire": jnp.bfloat16}
 CASES = {
     "from a rank on": Case(first=30, capacity=40, units="striped"),

@@ -26,6 +26,7 @@ import functools
 import itertools
 import json
 import pathlib
+import sys
 from collections.abc import Callable
 
 import jax
@@ -590,13 +591,19 @@ def test_every_public_scheme_and_sparsifier_has_a_case():
     )
 
 
-def main():
+def main(names):
+    """Traces the cases of these names, or all, and writes them; keeps the others."""
+    unknown = set(names) - set(CASES)
+    if unknown:
+        raise SystemExit(f"unknown cases {sorted(unknown)}: they are {', '.join(CASES)}")
     # As in conftest.py.
     jax.config.update("jax_num_cpu_devices", 8)
     jax.config.update("jax_numpy_dtype_promotion", "standard")
-    write("wire.json", {name: seen(name)[0] for name in CASES})
-    write("metrics.json", {name: seen(name)[1] for name in WITH_METRICS})
+    for file, cases, part in (("wire.json", CASES, 0), ("metrics.json", WITH_METRICS, 1)):
+        kept = read(file) if names else {}
+        again = lambda name, kept=kept: name in names or name not in kept
+        write(file, {n: seen(n)[part] if again(n) else kept[n] for n in cases})
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

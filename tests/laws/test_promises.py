@@ -39,7 +39,10 @@ def mistakes(text, promises):
     for sentence, tests in promises.items():
         count = text.count(sentence)
         if count != 1:
-            yield f"{sentence!r} stands there {count} times, and must once"
+            yield (
+                f"{sentence!r} stands on the page {count} times, and must once: where the "
+                "page has changed, change tests/laws/promises.toml, too"
+            )
         for test in [tests] if isinstance(tests, str) else tests:
             file, _, name = test.partition("::")
             if not name.startswith("test_") or name not in names_in(file):

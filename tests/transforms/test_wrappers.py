@@ -178,18 +178,21 @@ def test_each_rank_clips_its_own_gradient_by_its_finite_numbers():
         np.testing.assert_allclose(updates[name][0, 0], want, rtol=1e-5, atol=1e-6)
 
 
-def test_what_rounding_takes_from_a_sum_is_sent_with_the_next_one():
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_what_rounding_takes_from_a_sum_is_sent_with_the_next_one(reduce):
     params = {"w": jnp.zeros(SIZE, jnp.bfloat16)}
+    every = 2
     tx = sparsejax.accumulate(
-        sparsejax.dense_sync("data", reduce="sum"), 2, "data", reduce="sum"
+        sparsejax.dense_sync("data", reduce="sum"), every, "data", reduce=reduce
     )
+    scale = every if reduce == "mean" else 1
     grads = jnp.asarray(draw(6), jnp.bfloat16)
 
     def run(grads):
         state, sent = tx.init(params), 0.0
         for x in grads[0]:
             out, state = tx.update({"w": x}, state, params)
-            sent += out["w"].astype(jnp.float32)
+            sent += scale * out["w"].astype(jnp.float32)
         return sent, state.pending.value["w"]
 
     run = helpers.shard_map(

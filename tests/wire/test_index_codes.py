@@ -64,6 +64,12 @@ def test_the_cheapest_code_changes_with_capacity_and_width(capacity, width, code
     assert index_codes.cheapest(capacity, width, index_codes.parse("auto")) is code
 
 
+@pytest.mark.parametrize("lane", [4, -8, 40])
+def test_a_code_has_whole_bytes_of_each_slot(lane):
+    with pytest.raises(errors.ArgumentError, match=f"index code 'new'.* got {lane}"):
+        index_codes.IndexCode("new", lane)
+
+
 def test_a_code_that_is_not_allowed_is_not_chosen():
     assert index_codes.cheapest(64, 65536, [COO32, BITMAP]) is COO32
     assert index_codes.cheapest(64, 65536, index_codes.parse("bitmap")) is BITMAP

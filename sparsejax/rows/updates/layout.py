@@ -33,7 +33,8 @@ class OptimizerLayout:
             None if it has no rows.
         counts: The leaves of the state that count steps, and on which catching up depends.
         held: The leaves that only the user changes, and on which catching up depends.
-        ticks: All leaves that count steps.
+        ticks: All leaves that count steps, which a gradient of the last step needs as they
+            were then.
         names: The names of the leaves of the state.
         closes_over: Whether the optimizer closes over arrays on Explicit mesh axes, which
             cannot be used inside a `shard_map`.

@@ -142,6 +142,9 @@ class RowParts:
     def need(self, counts: jax.Array) -> jax.Array:
         """Returns the rows of this rank's fullest message, above `room` on an overflow.
 
+        A table may overflow in a message that holds its rows, where other tables list few:
+        an owner has no more places for a table than it has room.
+
         Args:
             counts: int32 [parts, tables], the counts of `listed`.
         """

@@ -137,7 +137,7 @@ def accumulate(
         return updates, (pending.with_value(structure.unflatten(sums)), inside)
 
     def taken(updates, pending, **entered):
-        """Returns the scaled sums, for the chain, and their rounding errors, to keep."""
+        """Returns the scaled sums, and what rounding took from the sums before, to keep."""
         del entered
         _, leaves, structure = tree.flatten(updates, name)
         sums = structure.flatten_up_to(pending.value)

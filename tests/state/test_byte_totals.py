@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.schemes import base
-from sparsejax.state.totals import Totals
+from sparsejax.state.byte_totals import Totals
 from tests import helpers
 
 
