@@ -47,8 +47,8 @@ from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import no_traffic, stage, traffic
 from sparsejax.state import finite, observing, sharded, tree
 from sparsejax.state.by_owner import ByOwner
-from sparsejax.state.per_rank import check_kind
 from sparsejax.state.byte_totals import Totals
+from sparsejax.state.per_rank import check_kind
 from sparsejax.state.weights import own_weight
 from sparsejax.transforms.buckets import Bucket, Everything
 from sparsejax.transforms.checks import Leaves

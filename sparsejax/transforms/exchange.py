@@ -44,9 +44,9 @@ from sparsejax.schemes.base import (
 )
 from sparsejax.schemes.or_dense import suited
 from sparsejax.state import finite, observing, sharded, tree
+from sparsejax.state.byte_totals import Totals
 from sparsejax.state.finite import Sums
 from sparsejax.state.per_rank import PerRank, check_kind
-from sparsejax.state.byte_totals import Totals
 from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Assignment, check_ids, joint, pieces, tables
 from sparsejax.transforms.checks import Leaves as Leaves

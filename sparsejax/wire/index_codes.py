@@ -47,8 +47,8 @@ class IndexCode:
     def __post_init__(self):
         if self.lane not in (0, 8, 16, 24, 32):
             raise ArgumentError(
-                f"lane of the index code {self.name!r} must be 0, 8, 16, 24 or 32 bits, got "
-                f"{self.lane!r}: low bits are sent in whole bytes, and others would be lost."
+                f"lane of index code {self.name!r} must be 0, 8, 16, 24 or 32 bits, got "
+                f"{self.lane!r}: low bits are sent in whole bytes; others would be lost."
             )
 
     def blocks(self, width: int) -> int:

@@ -18,9 +18,9 @@ from sparsejax.errors import ArgumentError
 from sparsejax.rows.capacity import Capacity, check_capacity
 from sparsejax.schemes.base import Scheme, Stage, Traffic, no_traffic
 from sparsejax.state import observing, pending as held, sharded, tree
+from sparsejax.state.byte_totals import Totals
 from sparsejax.state.pending import Pending
 from sparsejax.state.per_rank import OUTLINE, check_kind
-from sparsejax.state.byte_totals import Totals
 from sparsejax.transforms.buckets import ByTables, Rules
 from sparsejax.transforms.described import described
 from sparsejax.transforms.exchange import ExchangeState, Leaves, Reduction
