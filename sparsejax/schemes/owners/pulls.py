@@ -12,6 +12,10 @@ follow from counts on which all ranks agreed, so all ranks take the same branch.
 holds nearly all units, as with `OmniReduce` with fewer servers than ranks, dense parts are
 not gathered: the dense pull is an all-reduce of the sums.
 
+The counts of the push bound those of the pull only n times over, so ranks agree again. On
+16 ranks messages of that size would take 1.8 times the bytes for the table of an LSTM, and
+9% more for random numbers of 1%: even at 400 Gbit/s that takes longer than a pmax.
+
 Each unit was summed by its owner and is copied from there, so all ranks hold the same bits.
 `baselines.pulls` has two more pulls.
 """
