@@ -185,14 +185,13 @@ def _reshaped(eqn, given, v):
         return frozenset()
     i = j = 0
     while i < len(old) and j < len(new):
-        ends = [i + 1, j + 1]
-        while (sizes := [math.prod(old[i : ends[0]]), math.prod(new[j : ends[1]])]) and (
-            sizes[0] != sizes[1]
-        ):
-            ends[sizes[0] > sizes[1]] += 1
-        if given[0] & {*range(i, ends[0])}:
-            found |= {*range(j, ends[1])}
-        i, j = ends
+        # The shortest runs of axes in both shapes that have equally many elements.
+        end, to = i + 1, j + 1
+        while (before := math.prod(old[i:end])) != (after := math.prod(new[j:to])):
+            end, to = (end + 1, to) if before < after else (end, to + 1)
+        if given[0] & {*range(i, end)}:
+            found |= {*range(j, to)}
+        i, j = end, to
     return frozenset(found)
 
 

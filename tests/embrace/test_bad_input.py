@@ -283,3 +283,16 @@ def test_a_norm_is_seen_however_it_is_computed(norm):
 )
 def test_what_looks_at_each_number_alone_or_sums_over_the_ranks_is_taken(tx):
     state_of(tx)
+
+
+@pytest.mark.filterwarnings("ignore:sparsejax.column_lookup of a table")
+def test_a_norm_in_a_loop_is_a_cause_that_a_step_names():
+    def norm(x):
+        return jax.lax.fori_loop(0, 2, lambda _, total: total + jnp.sum(x * x), x[0, 0])
+
+    loss = lambda p, b: (column_lookup(p["items"], b) @ p["kernel"]).sum()
+    trainer = sparsejax.data_parallel(loss, by_the_norm(norm), mesh_of(2))
+    state = trainer.init({"items": table(), "kernel": jnp.ones((5, 2))})
+    match = r"'kernel' still differs by rank.* a norm over the columns .* table 'items'"
+    with pytest.raises(ArgumentError, match=match):
+        jax.eval_shape(trainer.compiled(state), state, IDS)
