@@ -116,7 +116,7 @@ def test_an_order_that_was_found_is_the_order_given():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:sparsejax.column_lookup of a table")
+@pytest.mark.filterwarnings("ignore:sparsejax.lookup of a table")
 def test_a_flush_catches_up_rows_of_tables_that_are_not_carried():
     """Those of `at_once` that `lazy` updates, where `embrace_sync` holds nothing back."""
     n, sync = 2, sparsejax.zen_sync(rules={"embedding": "sparse"})
