@@ -19,6 +19,7 @@ from sparsejax import arguments
 from sparsejax.advise import codec
 from sparsejax.advise.table import table
 from sparsejax.arguments import cut
+from sparsejax.checkpoints.records import versions
 from sparsejax.errors import ArgumentError, PlanError, message
 from sparsejax.schemes import TwoLevel
 from sparsejax.schemes.base import Scheme
@@ -28,7 +29,7 @@ from sparsejax.transforms.buckets import Assignment, is_part
 _FORMAT = 1
 
 # Upper bounds, above those of any job and array.
-_MOST_RANKS, _MOST_ELEMENTS, _MOST_AXES = 2**24, 2**62, 64
+MOST_RANKS, _MOST_ELEMENTS, _MOST_AXES = 2**24, 2**62, 64
 
 # Characters of a message, since a wrong value in a file may be as long as the file.
 _LONGEST = 600
@@ -107,9 +108,9 @@ class Plan(Assignment):
 
     def __post_init__(self):
         arguments.check_whole("ranks", self.ranks, 1)
-        if self.ranks > _MOST_RANKS:
+        if self.ranks > MOST_RANKS:
             raise ArgumentError(
-                f"ranks must be a number of ranks, at most {_MOST_RANKS}, got {self.ranks}."
+                f"ranks must be a number of ranks, at most {MOST_RANKS}, got {self.ranks}."
             )
 
     def check_leaves(self, paths: Sequence[str], leaves: Sequence[Any]) -> None:
@@ -188,12 +189,8 @@ class Plan(Assignment):
         """Reads the plan from text that `to_json` has made, edited or not."""
         try:
             head = codec.loads(text, "the plan")
+            _check_format(head)
             codec.check_keys("the plan", head, {"format", "ranks", "leaves"})
-            if not arguments.is_int(head["format"]) or head["format"] != _FORMAT:
-                raise ArgumentError(
-                    f"the plan has format {cut(repr(head['format']))}; this version "
-                    f"reads {_FORMAT}."
-                )
             if not isinstance(head["leaves"], list):
                 raise ArgumentError("the plan's leaves must be a list.")
             leaves = tuple(_leaf(entry) for entry in head["leaves"])
@@ -228,6 +225,18 @@ class Plan(Assignment):
             return cls.from_json(text)
         except PlanError as error:
             raise PlanError(f"{path}: {error}") from None
+
+
+def _check_format(head: Any) -> None:
+    """Raises if a JSON object says another format, before its other keys are looked at."""
+    given = head.get("format", _FORMAT) if isinstance(head, dict) else _FORMAT
+    if not arguments.is_int(given) or given != _FORMAT:
+        raise ArgumentError(
+            f"the plan has format {cut(repr(given))}, and sparsejax "
+            f"{versions()['sparsejax']} reads format {_FORMAT}: another version has "
+            "written it. Make a new plan with sparsejax.make_plan, or install the version "
+            "that wrote it."
+        )
 
 
 def _leaf(entry: Any) -> LeafPlan:

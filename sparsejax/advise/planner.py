@@ -102,9 +102,7 @@ def make_plan(
         loads = {}
         by_scheme: dict[Scheme, list[int]] = {}
         for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True):
-            load = load_of(
-                profiles, path, units, bucket.shape, leaves[i].dtype, ranks * inner
-            )
+            load = load_of(profiles, path, leaves[i], units, bucket.shape, ranks * inner)
             loads[i] = load.part(inner) if inner > 1 else load
             scheme, note = _fastest(loads[i], options, network)
             choices[i] = (scheme, unit, note)

@@ -50,6 +50,7 @@ class LeafProfile(NamedTuple):
             largest (Zen, definition 5).
         sum_skewness: float32 []: the skewness of the sum.
         ranks: int32 []: the number of ranks.
+        shape: int32 [axes]: the shape of the leaf; None if it is unknown.
 
     Example:
         >>> watch = lambda grads: sparsejax.profile(sparsejax.local(grads))
@@ -63,6 +64,7 @@ class LeafProfile(NamedTuple):
     skewness: jax.Array
     sum_skewness: jax.Array
     ranks: jax.Array
+    shape: jax.Array | None = None
 
 
 def profile(
@@ -105,7 +107,13 @@ def profile(
         units = {path: leaves[i].reshape(shape) for i, path, shape in parts}
         return {k: _measure(bits.nonzero_units(x), axis_name) for k, x in units.items()}
 
-    return axes.all_manual(measured, axis_name)(leaves)
+    found = axes.all_manual(measured, axis_name)(leaves)
+    shapes = {path: leaves[i].shape for i, path, _ in parts}
+    return {k: x._replace(shape=_as_numbers(shapes[k])) for k, x in found.items()}
+
+
+def _as_numbers(shape):
+    return jnp.asarray(shape, jnp.int32)
 
 
 def _sparse_buckets(paths, leaves, rules) -> list[Bucket]:
@@ -182,14 +190,25 @@ def profile_from_state(
             curve = tree.here(scheme_states[bucket.name].curve)
         ends = traffic.density_before, traffic.density_after
         shares = growth.stretched(curve, ranks, *ends)[: len(merged(ranks))]
-        for path, units in zip(bucket.paths, bucket.units, strict=True):
-            even = jnp.float32(1)
-            profiles[path] = LeafProfile(shares * units, even, even, jnp.int32(ranks))
+        places = zip(bucket.leaves, bucket.paths, bucket.units, strict=True)
+        for i, path, units in places:
+            even, shape = jnp.float32(1), _as_numbers(leaves[i].shape)
+            counts, n = shares * units, jnp.int32(ranks)
+            profiles[path] = LeafProfile(counts, even, even, n, shape)
     return profiles
 
 
-def load_of(profiles, path, units, shape, dtype, ranks) -> Load:
-    """Returns the load of one leaf, with the largest densities of all profiles."""
+def load_of(profiles, path, leaf, units, shape, ranks) -> Load:
+    """Returns the load of one leaf, with the largest densities of all profiles.
+
+    Args:
+        profiles: The results of `profile`, one for each step.
+        path: The path of the leaf.
+        leaf: The leaf, or its shape and dtype.
+        units: The number of its units.
+        shape: The shape of a unit.
+        ranks: The number of ranks.
+    """
     for profile in profiles:
         if any(isinstance(x, Tracer) for x in jax.tree.leaves(profile.get(path))):
             raise PlanError(
@@ -212,12 +231,19 @@ def load_of(profiles, path, units, shape, dtype, ranks) -> Load:
             f"the profiles were taken on {others[0]} ranks, and here there are {ranks}: "
             "profile on as many ranks."
         )
+    for profile in of_leaf:
+        if profile.shape is not None and tuple(profile.shape) != tuple(leaf.shape):
+            raise PlanError(
+                f"the profile of {path!r} is of a gradient {profile.shape.tolist()}, and "
+                f"the parameter is {list(leaf.shape)}: profile the gradients of these "
+                "parameters, sparsejax.profile(grads)."
+            )
     counts = np.max([profile.counts for profile in of_leaf], axis=0)
     return Load(
         ranks,
         units,
         math.prod(shape),
-        str(jnp.dtype(dtype)),
+        str(jnp.dtype(leaf.dtype)),
         tuple(min(float(count), units) for count in counts),
         max(float(profile.skewness) for profile in of_leaf),
         max(float(profile.sum_skewness) for profile in of_leaf),

@@ -20,7 +20,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.state import tree
 from sparsejax.state.by_owner import ByOwner
 from sparsejax.state.pending import Pending
-from sparsejax.state.per_rank import PerRank, find
+from sparsejax.state.per_rank import Period, PerRank, find
 from sparsejax.state.sharded import Sharded
 from sparsejax.transforms.exchange import ExchangeState, Reduction
 
@@ -167,6 +167,8 @@ def is_key(x: Any) -> bool:
 def _told(node):
     if isinstance(node, Reduction):
         return {"reduce": "mean" if node.mean else "sum"}
+    if isinstance(node, Period):
+        return {"every": node.every, "delay": node.delay}
     if isinstance(node, PerRank):
         return {} if node.paths is None else {"of": list(node.paths)}
     if isinstance(node, Pending):

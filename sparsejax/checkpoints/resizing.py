@@ -15,7 +15,7 @@ from sparsejax.errors import ArgumentError, StateError
 from sparsejax.state import sharded, tree
 from sparsejax.state.by_owner import ByOwner
 from sparsejax.state.pending import Pending, is_pending
-from sparsejax.state.per_rank import PerRank, check_whole, find
+from sparsejax.state.per_rank import Period, PerRank, check_whole, find
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.units.units import wide
 
@@ -66,6 +66,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     kinds = (PerRank, ExchangeState, Pending, sharded.Sharded)
     ours = lambda node: isinstance(node, kinds)
     _check_tables(state, like)
+    _check_periods(state, like)
     old, structure = jax.tree_util.tree_flatten_with_path(state, is_leaf=ours)
     new, other = jax.tree.flatten(like, is_leaf=ours)
     if structure != other:
@@ -192,6 +193,12 @@ def _check_tables(state, like):
                     "sparsejax.ColumnTable.of(table.whole(), mesh, axis_name) of its own "
                     "parameters."
                 )
+
+
+def _check_periods(state, like):
+    """Raises if a state holds something back for other numbers of steps than `like`."""
+    for own, fresh in zip(find(state, Period), find(like, Period), strict=False):
+        fresh.check(own, "the transformation of `like`")
 
 
 def _check_columns(old, fresh):

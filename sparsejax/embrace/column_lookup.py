@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import source_info_util
 
 from pallas_kernels.reference.ordered import add_repeated
 from sparsejax import arguments
@@ -18,7 +19,7 @@ from sparsejax.axes import as_varying, varying_axes
 from sparsejax.embrace.column_table import ColumnTable
 from sparsejax.embrace.exchange import TableLists
 from sparsejax.errors import ArgumentError
-from sparsejax.rows.lookup import lookup
+from sparsejax.rows.lookup import marked
 from sparsejax.schemes.base import Stage, Traffic
 from sparsejax.state import tree
 from sparsejax.units.merging import Merge, merged
@@ -27,6 +28,10 @@ from sparsejax.wire.collectives import Wire
 
 
 MODES = ("fill", "clip", "wrap")
+_NAME = "sparsejax.column_lookup"
+
+# JAX attributes a lookup to the line of the model that calls it, as in `rows.lookup`.
+source_info_util.register_exclusion(__file__)
 
 
 def column_lookup(
@@ -91,7 +96,7 @@ def column_lookup(
     """
     reads, structure = _reads(tables, ids, capacity)
     arguments.check_one_of("mode", "fill" if mode is None else mode, MODES)
-    call = f"sparsejax.column_lookup of {reads[0].name}"
+    call = f"{_NAME} of {reads[0].name}"
     wire = Wire.over(reads[0].table.axis_name, call)
     shards = [read.table.columns_on(wire.ranks, read.name) for read in reads]
     lists = [_IdList.of(read, mode or "fill", wire) for read in reads]
@@ -101,7 +106,7 @@ def column_lookup(
     number, agreed = exchange.agreed([each.merge.found for each in lists])
     wanted, of_ids = exchange.gathered([each.wanted for each in lists], number)
     columns = [
-        lookup(shard, ids.reshape(-1), mode="fill", fill_value=0).reshape(
+        marked(shard, ids.reshape(-1), _NAME, mode="fill", fill_value=0).reshape(
             *ids.shape, shard.shape[1]
         )
         for shard, ids in zip(shards, wanted, strict=True)
@@ -220,7 +225,8 @@ class _IdList:
         """Returns the vectors unchanged; if there is a tap, their gradient goes to it."""
         if self.read.table.tap is None:
             return distinct
-        rows = lookup(self.read.table.tap, self.wanted, mode="fill", fill_value=0)
+        tap = self.read.table.tap
+        rows = marked(tap, self.wanted, _NAME, mode="fill", fill_value=0)
         types = varying_axes(rows) | varying_axes(distinct)
         return _instead(*as_varying((distinct, rows), types))
 

@@ -65,8 +65,11 @@ class ColumnTable(Sharded):
 
     The optimizer must treat each element separately, as SGD, Adam and Adagrad do, with or
     without `sparsejax.lazy`. One that keeps a number for each row, such as
-    `sparsejax.rows.rowwise_adagrad`, or computes a norm, would use only the columns of one
-    rank.
+    `sparsejax.rows.rowwise_adagrad`, or computes a norm or a mean over columns, as LAMB,
+    LARS and `optax.clip_by_global_norm` do, would use only the columns of one rank. Where a
+    state is made, the program of an update is searched for such reductions, and they are
+    refused by name. One inside a loop is not found. Give tables another optimizer by
+    `optax.partition`, and clip by `optax.clip`.
 
     Attributes:
         value: [rows, columns], the columns of all ranks one after another; inside

@@ -9,6 +9,7 @@ whole chain is known:
     a sparsifier without a synchronization after it       entries are no update
     `accumulate` before a stateful optimizer              it runs on zeros in between
     `local_steps` before a stateful optimizer             the same
+    a norm over a table that is sharded by columns        it differs by rank
 
 One update is traced with gradients that vary over the ranks. In it, synchronizations and
 sparsifiers only return values of the right types.
@@ -31,6 +32,7 @@ from sparsejax.errors import (
     SparsejaxError,
     StateError,
 )
+from sparsejax.placement import columns
 from sparsejax.rounds.state import LocalStepsState
 from sparsejax.state import sharded, tree
 from sparsejax.state.observing import observed
@@ -86,12 +88,16 @@ def check_chain(
         # A state that contains whole chains has counters beside them: check each chain.
         for inside in getattr(state, "chains", [state]):
             _check_idle_steps(inside)
-        if not summed:
-            if find(state, SelectState):
-                _warn_of_entries("all leaves")
+        has_tables = bool(sharded.apart(params).places)
+        if not summed and find(state, SelectState):
+            _warn_of_entries("all leaves")
+        if not summed and not has_tables:
             return jnp.zeros(())
-        updates, after = _updated(tx, structure.unflatten(local), state, params)
+        grads = structure.unflatten(local)
+        updates, after = _updated(tx, grads, state, params)
         if after is not None:
+            if has_tables:
+                columns.check_by_column(tx, grads, state, params)
             _check_updates(updates)
             _check_state(after, names)
         return jnp.zeros(())

@@ -20,6 +20,7 @@ import optax
 
 from sparsejax import arguments
 from sparsejax.errors import ArgumentError
+from sparsejax.state.per_rank import Period
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,11 @@ class FragmentSchedule:
                 f"delay must be less than every={self.every}, since a fragment is sent "
                 f"again after that, got {self.delay}: take {self.every - 1} or less."
             )
+
+    @property
+    def period(self) -> Period | None:
+        """The numbers by which exchanges are in flight; None if none ever is."""
+        return Period(self.every, self.delay) if self.delay else None
 
     def is_sent(self, step: Any, number: int) -> Any:
         """Returns whether a fragment is sent at the end of a step; steps count from 0."""

@@ -7,7 +7,7 @@ import jax
 
 from sparsejax.errors import StateError
 from sparsejax.rounds.fragments import Fragments
-from sparsejax.state.per_rank import RankState, find
+from sparsejax.state.per_rank import Period, RankState, find
 
 
 class OuterState(NamedTuple):
@@ -47,6 +47,7 @@ class LocalStepsState(NamedTuple):
         outgoing: The offsets as they were when their last exchange began: a `RankState`;
             None without a delay.
         of_outer: The state of the outer step of each fragment of the parameters.
+        period: The numbers of steps by which exchanges are in flight; None without a delay.
 
     Example:
         >>> tx = sparsejax.local_steps(optax.adam(1e-3), every=30)
@@ -60,6 +61,7 @@ class LocalStepsState(NamedTuple):
     inner: Any
     outgoing: Any
     of_outer: tuple[OuterState, ...]
+    period: Period | None = None
 
     def fragment(self, fragments: Fragments, number: int) -> FragmentState:
         """Returns the part of the state that belongs to one fragment.

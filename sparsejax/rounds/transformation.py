@@ -86,7 +86,8 @@ class Rounds:
         inner = first_state(self.inner, params, offset, mesh)
         outgoing = make(self._offsets, params) if self.schedule.delay else None
         of_outer = tuple(map(self.outer.init, anchors))
-        return LocalStepsState(jnp.int32(0), offset, inner, outgoing, of_outer)
+        period = self.schedule.period
+        return LocalStepsState(jnp.int32(0), offset, inner, outgoing, of_outer, period)
 
     def update(
         self, grads: Any, state: LocalStepsState, params: Any = None, **extra: Any
@@ -116,6 +117,8 @@ class Rounds:
     ) -> tuple[OnRank | Stacked, LocalStepsState]:
         """Takes an inner step; returns the ranks and the state after it. Sends nothing."""
         check_kind(state, LocalStepsState, f"{checks.CALL} (every={self.schedule.every})")
+        if self.schedule.period is not None:
+            self.schedule.period.check(state.period, checks.CALL)
         checks.require_params(params)
         mesh = self._entry.outside(grads, state.offset, params)
         if mesh is not None:

@@ -59,13 +59,24 @@ def lookup(
             f"lookup: ids must be integers, got {ids.dtype}{list(ids.shape)}. Cast them, "
             "ids.astype(jnp.int32), if they are whole numbers; use jnp.nonzero for flags."
         )
-    marked = _marker.bind(table)
-    return jnp.take(marked, ids, axis=0, mode=mode, fill_value=fill_value)
+    return marked(table, ids, "sparsejax.lookup", mode=mode, fill_value=fill_value)
 
 
-def is_marker(eqn: Any) -> bool:
-    """Returns whether an equation marks the table of a lookup."""
-    return eqn.primitive is _marker
+def marked(table: jax.Array, ids: jax.Array, call: str, **options: Any) -> jax.Array:
+    """Returns rows of a table that is marked as read by a public function.
+
+    Args:
+        table: The table.
+        ids: The ids.
+        call: The name of the function, for messages.
+        **options: Those of `jnp.take`.
+    """
+    return jnp.take(_marker.bind(table, call=call), ids, axis=0, **options)
+
+
+def marker_of(eqn: Any) -> str | None:
+    """Returns the function whose table an equation marks; None for another equation."""
+    return eqn.params["call"] if eqn.primitive is _marker else None
 
 
 _marker = Primitive("sparsejax_lookup")
@@ -76,31 +87,38 @@ source_info_util.register_exclusion(__file__)
 
 
 @_marker.def_impl
-def _(table):
+def _(table, *, call):
+    del call
     return table
 
 
 @_marker.def_abstract_eval
-def _(table):
+def _(table, *, call):
+    del call
     return table
 
 
-def _differentiate(primals, tangents):
+def _differentiate(primals, tangents, *, call):
     (table,), (tangent,) = primals, tangents
-    kind = f"{table.dtype}{list(table.shape)}"
-    if kind not in _said:
-        _said.add(kind)
+    what = f"{call} of a table {table.dtype}{list(table.shape)}"
+    if what not in _said:
+        _said.add(what)
         warnings.warn(
-            f"sparsejax.lookup of a table {kind} is differentiated by something else than "
-            "sparsejax.value_and_grad, or the table is computed from parameters: its "
-            "gradient is dense. Take the gradient with sparsejax.value_and_grad(loss_fn), "
-            "and give lookup the parameter itself.",
+            f"{what} is differentiated by something else than sparsejax.value_and_grad, or "
+            "the table is computed from parameters: its gradient is dense. Take the "
+            "gradient with sparsejax.value_and_grad(loss_fn), as sparsejax.data_parallel "
+            "does for what sparsejax.lazy updates, and give "
+            f"{call.removeprefix('sparsejax.')} the parameter itself.",
             DenseGradientWarning,
             stacklevel=2,
         )
-    return _marker.bind(table), tangent
+    return _marker.bind(table, call=call), tangent
+
+
+def _batched(tables, dims, *, call):
+    return _marker.bind(*tables, call=call), dims[0]
 
 
 ad.primitive_jvps[_marker] = _differentiate
-batching.primitive_batchers[_marker] = lambda args, dims: (_marker.bind(*args), dims[0])
-mlir.register_lowering(_marker, lambda ctx, table: [table])
+batching.primitive_batchers[_marker] = _batched
+mlir.register_lowering(_marker, lambda ctx, table, *, call: [table])

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 
 from sparsejax.axes import mesh_of
 from sparsejax.rows import reads
-from sparsejax.rows.lookup import is_marker
+from sparsejax.rows.lookup import marker_of
 from sparsejax.rows.reads import Site
 from sparsejax.tracing import programs
 from sparsejax.tracing.interpreter import Domain, interpret
@@ -79,7 +79,8 @@ class ReadAnalysis:
         plan: The plan for the leaves that are read by rows only.
         spoiled: For each leaf that is read by rows and used densely as well, the place of
             its first dense use.
-        marked: The place of the first `lookup` of each leaf that has one.
+        marked: The name and the place of the first `lookup`, or `column_lookup`, of each
+            leaf that has one.
     """
 
     plan: ReplayPlan
@@ -189,9 +190,11 @@ class _Aliases(Domain[_Alias | None]):
     def other(self, eqn, given):
         (at, alias), *others = ((k, alias) for k, alias in enumerate(given) if alias)
         alone = not others
-        if is_marker(eqn):
-            self.uses.marked.setdefault(alias.leaf, programs.line(eqn))
-        if is_marker(eqn) or reads.is_same(eqn):
+        call = marker_of(eqn)
+        if call is not None:
+            where = f"{call} (at {programs.line(eqn)})"
+            self.uses.marked.setdefault(alias.leaf, where)
+        if call is not None or reads.is_same(eqn):
             return self._does(TableOperation.SAME, [alias])
         if reads.is_cast(eqn):
             return self._does(TableOperation.CAST, [dataclasses.replace(alias)])

@@ -179,10 +179,10 @@ def _check_dense_gradients(found, paths, leaves, warned):
         path, leaf = paths[at], leaves[at]
         if at in found.marked:
             raise ArgumentError(
-                f"sparsejax.lookup (at {found.marked[at]}) reads rows of {path!r}, but the "
-                f"loss also uses all of it: {place}. Its gradient would be dense. Leave "
-                "that out, put jax.lax.stop_gradient around the table there, or read it "
-                "with jnp.take, where a dense gradient is meant."
+                f"{found.marked[at]} reads rows of {path!r}, but the loss also uses all of "
+                f"it: {place}. Its gradient would be dense. Leave that out, put "
+                "jax.lax.stop_gradient around the table there, or, where a dense gradient "
+                "is meant, read an array with jnp.take."
             )
         if leaf.ndim == 2 and leaf.size >= _WARNED_FROM and path not in warned:
             warned.add(path)

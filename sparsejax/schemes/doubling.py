@@ -68,8 +68,8 @@ class DoublingResult(NamedTuple):
 
 def hops(n: int) -> int:
     """Returns the number of hops: the fold, if any, and the swaps, but not the unfold."""
-    fold, swaps, _ = gathers.doubling_schedule(n)
-    return len(swaps) + bool(fold)
+    folded, swaps = gathers.doubling_counts(n)
+    return swaps + bool(folded)
 
 
 def held(n: int) -> list[int]:
@@ -77,9 +77,9 @@ def held(n: int) -> list[int]:
 
     After a fold, the entries of folded ranks are in the partial sums of their partners.
     """
-    fold, swaps, unfold = gathers.doubling_schedule(n)
-    sums = [(1 << k) + min(1 << k, len(fold)) for k in range(len(swaps))]
-    return [1] * bool(fold) + sums + [n] * bool(unfold)
+    folded, swaps = gathers.doubling_counts(n)
+    sums = [(1 << k) + min(1 << k, folded) for k in range(swaps)]
+    return [1] * bool(folded) + sums + [n] * bool(folded)
 
 
 def dtypes_of(

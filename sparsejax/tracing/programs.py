@@ -31,6 +31,39 @@ _KINDS = {
     "cond": CallKind.COND,
 }
 
+# The elementwise primitives. An operand without axes stands for an array of its number.
+BY_NUMBER = frozenset(
+    {
+        *(
+            "abs",
+            "acos",
+            "acosh",
+            "add",
+            "add_any",
+            "and",
+            "asin",
+            "asinh",
+            "atan",
+            "atan2",
+        ),
+        *(
+            "atanh",
+            "cbrt",
+            "ceil",
+            "clamp",
+            "convert_element_type",
+            "copy",
+            "copy_p",
+            "cos",
+        ),
+        *("cosh", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor"),
+        *("ge", "gt", "imag", "integer_pow", "is_finite", "le", "log", "log1p", "logistic"),
+        *("lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "pvary"),
+        *("real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin"),
+        *("sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor"),
+    }
+)
+
 # The parameters that an equation of a kind may have; for kinds not listed, any.
 _KNOWN = {
     CallKind.REMAT: {"jaxpr", "prevent_cse", "differentiated", "policy"},

@@ -96,7 +96,15 @@ def require_synchronized(
         opt_specs: The PartitionSpecs of that state.
         names: The mesh axes of the ranks.
     """
-    paths, leaves, _ = tree.flatten(sharded.apart(updates).rest, rows=True)
+    shards = sharded.apart(updates)
+    why = ""
+    if shards.paths:
+        why = (
+            " Or tx takes a norm over the columns that a rank holds of the table "
+            f"{shards.paths[0]!r}: give tables an optimizer of their own, by "
+            "optax.partition."
+        )
+    paths, leaves, _ = tree.flatten(shards.rest, rows=True)
     for path, leaf in zip(paths, leaves, strict=True):
         if names & tree.axes_of(leaf):
             raise ArgumentError(
@@ -105,7 +113,7 @@ def require_synchronized(
                 "sparsifier if there is one; under optax.masked or optax.partition give "
                 "the other leaves sparsejax.dense_sync(). Set the gradient of a frozen "
                 "leaf to zero first, optax.chain(optax.masked(optax.set_to_zero(), "
-                "frozen), sparsejax.zen_sync(), ...): then nothing is sent of it."
+                f"frozen), sparsejax.zen_sync(), ...): then nothing is sent of it.{why}"
             )
     specs, structure = jax.tree.flatten(
         opt_specs, is_leaf=lambda x: isinstance(x, PartitionSpec)

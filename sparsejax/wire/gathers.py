@@ -36,6 +36,15 @@ def doubling_schedule(n: int) -> tuple[Permutation, tuple[Permutation, ...], Per
     return fold, swaps, tuple((low, high) for high, low in fold)
 
 
+def doubling_counts(n: int) -> tuple[int, int]:
+    """Returns the ranks that a recursive doubling folds, and its number of swaps.
+
+    They are those of `doubling_schedule(n)`, whose permutations have a pair for each rank.
+    """
+    swaps = n.bit_length() - 1
+    return n - (1 << swaps), swaps
+
+
 GATHERS = ("auto", "ring", "doubling", "bruck")
 
 

@@ -500,10 +500,21 @@ def test_the_table_and_json_say_the_same():
         assert path in text
 
 
+def test_a_million_ranks_are_forecast_in_seconds():
+    """Nothing is listed rank by rank."""
+    for tx in (sparsejax.zen_sync(), sparsejax.transforms.gtopk_sync(0.01)):
+        for ranks in (10**6, 2**24 - 1):
+            found, rows = explained(tx, ranks=ranks)
+            assert found.ranks == ranks
+            assert rows["embedding"].sent_bytes > 0
+
+
 def test_bad_input_is_refused():
     for options, match in (
         ({"ranks": 0}, "ranks must be a positive int"),
         ({"ranks": (4, 2, 1)}, "ranks must be a positive int, or a pair"),
+        ({"ranks": 10**9}, r"ranks must be at most 16,777,216 in all, .* got 1000000000"),
+        ({"ranks": (2**20, 17)}, r"at most 16,777,216 in all, .* got \(1048576, 17\)"),
         ({"ranks": (4, 2)}, "ranks is a pair, and the synchronization has one level"),
         ({"density": "0.1"}, "density must be a number"),
         ({"density": []}, "density must be a number"),

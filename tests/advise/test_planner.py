@@ -423,13 +423,31 @@ def test_profiles_that_were_kept_while_traced_are_told_how_to_return():
     refused(r"'embedding' has no numbers yet.*out_specs=P\(\)", made_of, seen)
 
 
+def test_a_profile_of_another_shape_is_refused():
+    """Whether it was measured, or read from a state, and in a forecast, too."""
+    taller = PARAMS | {"embedding": jax.ShapeDtypeStruct((2 * ROWS, WIDTH), jnp.float32)}
+    match = rf"'embedding' is of a gradient \[{ROWS}, {WIDTH}\], .* is \[{2 * ROWS}, "
+    make = functools.partial(sparsejax.make_plan, params=taller, ranks=N, **NETWORK)
+    refused(match, make, profiled(0))
+    tx = sparsejax.zen_sync()
+    state = sparsejax.init(tx, PARAMS, helpers.mesh_of(N))
+    read = sparsejax.advise.profile_from_state(state, PARAMS, ranks=N)
+    refused(match, make, [read])
+    explain = functools.partial(sparsejax.explain, tx, taller, ranks=N, **NETWORK)
+    refused(match, explain, density=profiled(0))
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
         ("{", "not JSON"),
         ("[]", "must be a JSON object"),
         ('{"format": 1, "ranks": 4}', "no 'leaves'"),
-        ('{"format": 9, "ranks": 4, "leaves": []}', "format 9; this version reads 1"),
+        (
+            '{"format": 9, "entries": []}',
+            r"format 9, and sparsejax \S+ reads format 1: .* sparsejax.make_plan",
+        ),
+        ('{"format": "new"}', "format 'new', and sparsejax .* reads format 1"),
         ('{"format": 1, "ranks": 0, "leaves": []}', "positive int, got 0"),
         (
             '{"format": 1, "ranks": 99999999, "leaves": []}',

@@ -282,6 +282,14 @@ def test_another_transformation_is_named(of_tx, nothing_is_read, name, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
+def test_means_of_another_number_of_steps_are_named(tmp_path, nothing_is_read, ranks):
+    of = lambda every: sparsejax.accumulate(TX, every)
+    sparsejax.save(tmp_path / "state", opt_state(of(4)))
+    match = r"at 'period' it has Period\(every=4, .*, and `like` has Period\(every=2, "
+    refused(match, sparsejax.restore, tmp_path / "state", opt_state(of(2), ranks))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_another_model_on_other_ranks(of_tx, nothing_is_read, ranks):
     like = sparsejax.init(TX, {"w": jnp.zeros((51, 4))}, helpers.mesh_of(ranks))
     match = rf"at '0/residual/value/w' .* \[2, 50, 4\].*, .* \[{ranks}, 51, 4\]"

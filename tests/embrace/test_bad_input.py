@@ -202,3 +202,97 @@ def test_what_that_message_says_to_do():
     state = sparsejax.init(tx, {"users": table(), "w": jnp.ones(600)}, mesh_of(2))
     found = [x for x in jax.tree.leaves(state, is_leaf=is_table) if is_table(x)]
     assert [x.value.shape for x in found] == [(6, 6)]  # its velocity
+
+
+def state_of(tx, n=2, **others):
+    """Traces the first state of a chain for a table and a kernel."""
+    params = {"items": table(n), "kernel": jnp.ones((5, 2)), **others}
+    return sparsejax.abstract_state(tx, params, mesh_of(n))
+
+
+def by_the_norm(norm):
+    """A chain whose last part divides all numbers by a norm of the table."""
+
+    def update(updates, state, params=None):
+        size = norm(updates["items"].value)
+        return jax.tree.map(lambda x: x / size, updates), state
+
+    scaled = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.chain(sparsejax.zen_sync(), scaled)
+
+
+NORMS = {
+    "clip_by_global_norm": lambda: optax.clip_by_global_norm(1.0),
+    "scale_by_trust_ratio": lambda: optax.lamb(0.1),
+    "centralize": lambda: optax.centralize(),
+    "clip_by_block_rms": lambda: optax.clip_by_block_rms(1.0),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_what_an_optimizer_computes_over_columns_of_one_rank_is_refused(name):
+    """By name, whether the table's own update depends on it or that of another leaf."""
+    match = rf"depends on what optax.{name} computes over columns of the table 'items'"
+    for around in (lambda tx: tx, lambda tx: sparsejax.accumulate(tx, every=2)):
+        tx = around(optax.chain(sparsejax.zen_sync(), NORMS[name]()))
+        with pytest.raises(ArgumentError, match=match):
+            state_of(tx)
+    tx = optax.chain(sparsejax.zen_sync(), NORMS[name]())
+    trainer = sparsejax.data_parallel(lambda p, b: p["kernel"].sum(), tx, mesh_of(2))
+    with pytest.raises(ArgumentError, match=match):
+        trainer.init({"items": table(), "kernel": jnp.ones((5, 2))})
+    state_of(tx, n=1)  # one rank has the whole table
+    rest = optax.chain(sparsejax.zen_sync(), NORMS[name]())
+    of_tables = optax.chain(sparsejax.zen_sync(), optax.adam(0.1))
+    labels = {"items": "tables", "kernel": "rest"}
+    state_of(optax.partition({"tables": of_tables, "rest": rest}, labels))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda x: jnp.vdot(x, x),
+        lambda x: jnp.linalg.norm(x.reshape(2, -1)),
+        lambda x: jnp.max(jnp.abs(x.T @ x)),
+        lambda x: jnp.sum(x @ x.T),
+    ],
+)
+def test_a_norm_is_seen_however_it_is_computed(norm):
+    with pytest.raises(ArgumentError, match=r"columns of the table 'items'"):
+        state_of(by_the_norm(norm))
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        by_the_norm(lambda x: jax.lax.psum(jnp.sum(x**2), "data")),
+        by_the_norm(lambda x: jnp.float32(x.size)),
+        optax.chain(sparsejax.zen_sync(), optax.adaptive_grad_clip(0.1), optax.adamw(0.1)),
+        sparsejax.accumulate(optax.chain(sparsejax.zen_sync(), optax.lion(0.1)), every=2),
+        sparsejax.skip_nonfinite(optax.chain(sparsejax.zen_sync(), optax.adam(0.1))),
+        sparsejax.warm_up(
+            optax.chain(
+                sparsejax.top_k(0.1, min_size=1), sparsejax.zen_sync(), optax.adam(0.1)
+            ),
+            2,
+        ),
+        optax.chain(sparsejax.zen_sync(), sparsejax.lazy(optax.adamw(0.1))),
+        optax.chain(sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(0.1))),
+        optax.chain(sparsejax.zen_sync(), optax.add_noise(0.1, 0.5, 1), optax.sgd(0.1)),
+    ],
+)
+def test_what_looks_at_each_number_alone_or_sums_over_the_ranks_is_taken(tx):
+    state_of(tx)
+
+
+@pytest.mark.filterwarnings("ignore:sparsejax.column_lookup of a table")
+def test_a_norm_in_a_loop_is_a_cause_that_a_step_names():
+    def norm(x):
+        return jax.lax.fori_loop(0, 2, lambda _, total: total + jnp.sum(x * x), x[0, 0])
+
+    loss = lambda p, b: (column_lookup(p["items"], b) @ p["kernel"]).sum()
+    trainer = sparsejax.data_parallel(loss, by_the_norm(norm), mesh_of(2))
+    state = trainer.init({"items": table(), "kernel": jnp.ones((5, 2))})
+    match = r"'kernel' still differs by rank.* a norm over the columns .* table 'items'"
+    with pytest.raises(ArgumentError, match=match):
+        jax.eval_shape(trainer.compiled(state), state, IDS)

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from benchmarks.papers.formulas.cost_tables import embrace_all_to_all
 from sparsejax.embrace import ColumnTable, column_lookup
+from sparsejax.rows.lookup import _said
 from tests import helpers
 from tests.helpers import mesh_of
 
@@ -293,3 +294,29 @@ def test_a_weight_of_zero_keeps_a_gradient_out_whatever_it_is():
     grads = np.moveaxis(grads, 0, 1).reshape(9, -1)[:, :5]
     assert (grads[1:3] == 6).all()
     assert not grads[3:].any()
+
+
+def test_a_dense_gradient_is_said_to_be_that_of_a_column_lookup():
+    tables = {"users": ColumnTable.of(np.ones((20, 4), np.float32), mesh_of(2))}
+    read = lambda tables, ids: sparsejax.column_lookup(tables["users"], ids).sum()
+
+    def whole(tables, ids):
+        return read(tables, ids) + tables["users"].value.sum()
+
+    def traced(loss, value_and_grad):
+        own = sparsejax.state_specs(tables)
+        mapped = helpers.shard_map(
+            lambda tables, ids: value_and_grad(loss)(tables, ids)[1],
+            mesh=mesh_of(2),
+            in_specs=(own, P("data")),
+            out_specs=own,
+        )
+        return jax.eval_shape(mapped, tables, jnp.arange(4))
+
+    _said.clear()
+    warning = sparsejax.errors.DenseGradientWarning
+    with pytest.warns(warning, match=r"column_lookup of .* give column_lookup the param"):
+        traced(read, jax.value_and_grad)
+    match = r"column_lookup \(at .*test_column_lookup.py.* reads rows of 'users'.*stop_grad"
+    with pytest.raises(sparsejax.errors.ArgumentError, match=match):
+        traced(whole, sparsejax.value_and_grad)

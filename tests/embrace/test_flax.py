@@ -68,7 +68,7 @@ def of_linen_model(sharded):
     return params["params"], losses, state.params["params"]["embed"]["embedding"]
 
 
-@pytest.mark.filterwarnings("ignore:sparsejax.lookup of a table")
+@pytest.mark.filterwarnings("ignore:sparsejax.column_lookup of a table")
 @pytest.mark.slow
 def test_linen():
     _, losses, table = of_linen_model(sharded=True)

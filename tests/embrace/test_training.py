@@ -18,7 +18,7 @@ from tests.helpers import mesh_of
 
 
 # A gradient of a ColumnTable that jax.grad takes is dense, and meant to be here.
-pytestmark = pytest.mark.filterwarnings("ignore:sparsejax.lookup of a table")
+pytestmark = pytest.mark.filterwarnings("ignore:sparsejax.column_lookup of a table")
 
 EACH = {
     "sgd": optax.sgd(0.1, momentum=0.9),

@@ -148,6 +148,15 @@ def test_a_gradient_that_was_already_summed():
     ):
         on_ranks(step)(jnp.ones((2, 3)))
 
+    by_data = sparsejax.zen_sync("data")
+    with pytest.raises(errors.AlreadySummedError, match=r"varies over 'other'.*name it"):
+        helpers.shard_map(
+            lambda w: by_data.update({"w": w}, by_data.init({"w": w}))[0]["w"],
+            mesh=helpers.grid(data=2, other=2),
+            in_specs=P("other"),
+            out_specs=P("other"),
+        )(jnp.ones(4))
+
     def right(x):
         loss = lambda p: jnp.sum(p["block"]["w"] * x[0])
         return tx.update(jax.grad(loss)(sparsejax.local(params)), tx.init(params))[0]

@@ -321,3 +321,33 @@ def test_weights_of_a_synchronization_that_leaves_something_out(sync):
     message = r"given weight=.*keeps on each.*chunked_sync"
     with pytest.raises(errors.ArgumentError, match=message):
         jax.eval_shape(mapped, params(), state, jnp.ones(RANKS))
+
+
+def test_exchanges_in_flight_for_other_numbers_of_steps():
+    """Without a delay nothing is, and a round ends when the new number says."""
+    mesh, params = helpers.mesh_of(2), {"w": jnp.ones(3)}
+    make = lambda **options: sparsejax.local_steps(optax.sgd(0.1), **options)
+
+    def stepped(made, now):
+        state = sparsejax.init(make(**made), params, mesh)
+        specs = sparsejax.state_specs(state)
+        tx = make(**now)
+        mapped = helpers.shard_map(
+            lambda p, state: tx.update(sparsejax.local(p, "data", state), state, p),
+            mesh=mesh,
+            in_specs=(P(), specs),
+            out_specs=(P(), specs),
+        )
+        return jax.eval_shape(mapped, params, state), state
+
+    stepped({"every": 4}, {"every": 6})
+    delayed = {"every": 4, "delay": 1}
+    _, state = stepped(delayed, delayed)
+    for now, match in (
+        ({"every": 4, "delay": 2}, "has every=4 and delay=2, .* with every=4 and delay=1"),
+        ({"every": 6, "delay": 1}, "has every=6 and delay=1, .* with every=4 and delay=1"),
+    ):
+        with pytest.raises(errors.StateError, match=match):
+            stepped(delayed, now)
+        with pytest.raises(errors.StateError, match=match):
+            sparsejax.resized(state, like=sparsejax.init(make(**now), params, mesh))

@@ -215,6 +215,7 @@ WHERE = {
     "columns": P(None, "fsdp"),
     "zero": P("replica", None),
     "both": P(("fsdp", "replica"), None),
+    "rows and columns": P("replica", "fsdp"),
 }
 
 
@@ -296,6 +297,7 @@ def reference(chain):
             *(("columns", "auto", "adam"), ("columns", "explicit", "guarded")),
             *(("replicated", "explicit", "lazy"), ("zero", "auto", "lazy")),
             *(("both", "explicit", "lazy_sgd"), ("zero", "explicit", "guarded_lazy")),
+            ("rows and columns", "explicit", "adam"),
         ),
     ],
 )

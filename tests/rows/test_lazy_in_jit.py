@@ -25,6 +25,8 @@ WHERE = {
     "rows": P("fsdp", None),
     "zero": P("replica", None),
     "both": P(("fsdp", "replica"), None),
+    "columns": P(None, "fsdp"),
+    "rows and columns": P("replica", "fsdp"),
 }
 OPTIMIZERS = {
     "adam": lambda: optax.adam(1e-2),
@@ -158,6 +160,16 @@ def test_rows_are_those_of_the_dense_optimizer(where, name):
     if name not in ("adagrad", "rowwise"):
         over = run.specs["table"][0]
         assert jax.typeof(lazy.last["table"]).sharding.spec.partitions == (over,)
+
+
+@pytest.mark.parametrize("where", ["rows and columns", *helpers.slow("columns")])
+def test_a_mesh_axis_of_size_1_shards_no_columns(where):
+    run = Run(where, "adam", sizes=(4, 1))
+    losses, params = run.train(range(2)), run.settled()
+    wanted, others = densely("adam", 2 * [plain])
+    np.testing.assert_allclose(losses, wanted, rtol=2e-5)
+    np.testing.assert_allclose(params["table"], others["table"], atol=2e-5)
+    assert jax.typeof(run.params["table"]).sharding.spec.partitions == (*WHERE[where],)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax.errors import ArgumentError, StateError
+from sparsejax.errors import ArgumentError, AxisError, StateError
 from tests import helpers
 from tests.helpers import mesh_of
 from tests.training import model
@@ -250,3 +250,15 @@ def test_a_batch_that_cannot_be_split_is_an_error_that_names_the_array(batch, ma
     state = trainer.init({"w": np.float32(1)})
     with pytest.raises(ArgumentError, match=match):
         trainer.step(state, batch)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_synchronization_over_another_axis_is_refused_with_both_names(checks):
+    tx = optax.chain(sparsejax.zen_sync("model"), optax.sgd(0.5))
+    mesh = helpers.grid(data=2, model=2)
+    loss_fn = lambda p, b: jnp.mean(p["w"] * b)
+    options = {"axis_name": "data", "check_vma": checks}
+    trainer = sparsejax.data_parallel(loss_fn, tx, mesh, **options)
+    match = r"axis_name is 'data', .* sparsejax.sync in tx synchronizes over 'model': give"
+    with pytest.raises(AxisError, match=match):
+        stepped(trainer)

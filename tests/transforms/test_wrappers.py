@@ -244,3 +244,22 @@ def test_what_was_summed_already_is_refused_by_every_wrapper():
         )
         with pytest.raises(errors.AlreadySummedError, match="'w' was already summed"):
             jax.eval_shape(step, state)
+
+
+def test_sums_that_wait_for_another_number_of_steps_are_refused_as_means_alone():
+    """As sums they are what they are, whenever they are sent."""
+    params, mesh = {"w": jnp.ones(3)}, helpers.mesh_of(2)
+
+    def stepped(reduce, every):
+        of = lambda k: sparsejax.accumulate(sparsejax.dense_sync(), k, reduce=reduce)
+        state = sparsejax.init(of(4), params, mesh)
+        specs = sparsejax.state_specs(state)
+        update = lambda grads, state: of(every).update(sparsejax.local(grads), state)
+        mapped = helpers.shard_map(
+            update, mesh=mesh, in_specs=(P(), specs), out_specs=(P(), specs)
+        )
+        return jax.eval_shape(mapped, params, state)
+
+    stepped("mean", 4), stepped("sum", 4), stepped("sum", 2)
+    with pytest.raises(errors.StateError, match=r"has every=2, .* made with every=4: what"):
+        stepped("mean", 2)

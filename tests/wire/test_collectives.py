@@ -447,3 +447,10 @@ def test_numbers_never_travel_wider_than_they_are():
     found = helpers.traced_collectives(run, x, 3)
     # Two of the five numbers a part, and so six in all: added up in float32, not by psum.
     assert [(c.name, c.bytes) for c in found] == [("all_to_all", 12), ("all_gather", 4)]
+
+
+def test_the_messages_of_a_doubling_are_counted_without_listing_them():
+    for n in range(1, 70):
+        fold, swaps, unfold = wire.doubling_schedule(n)
+        assert gathers.doubling_counts(n) == (len(fold), len(swaps))
+        assert len(unfold) == len(fold)

@@ -104,7 +104,7 @@ class Densities:
         """Returns the shares of one leaf that has `units` units of this shape."""
         if any(path in profile for profile in self.profiles):
             units = self._measured_units(path, leaf, units, shape)
-            load = load_of(self.profiles, path, units, shape, leaf.dtype, self.ranks)
+            load = load_of(self.profiles, path, leaf, units, shape, self.ranks)
             sums = tuple(count / max(units, 1) for count in load.counts)
             return NonzeroShares(sums, "measured", load.skewness, load.sum_skewness)
         given = [share for p, share in self.by_pattern if re.search(p, path)]

@@ -23,6 +23,7 @@ from sparsejax.advise.explain import advice, printed, reading
 from sparsejax.advise.explain.densities import Density, densities, listed
 from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, row_of
 from sparsejax.advise.network import check_network
+from sparsejax.advise.plan import MOST_RANKS
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import LossyScheme
 from sparsejax.schemes.forecast import Network, for_platform
@@ -113,7 +114,8 @@ def explain(
     Args:
         tx: The optimizer, with a synchronization somewhere in it.
         params: The parameters, or anything with their shapes and dtypes.
-        ranks: The number of ranks; a pair (hosts, ranks of a host) for two levels.
+        ranks: The number of ranks, at most 2**24; a pair (hosts, ranks of a host) for two
+            levels.
         network: The bandwidth and latency between the ranks.
         density: The share of non-zero units of a rank's gradient of one step, before any
             sparsifier: one number; numbers by regular expressions, searched in the paths; a
@@ -190,7 +192,13 @@ def _hosts_and_inner(ranks) -> tuple[int, int]:
             "ranks must be a positive int, or a pair (hosts, ranks of a host), got "
             f"{ranks!r}."
         )
-    return int(pair[0]), int(pair[1])
+    hosts, inner = int(pair[0]), int(pair[1])
+    if hosts * inner > MOST_RANKS:
+        raise ArgumentError(
+            f"ranks must be at most {MOST_RANKS:,} in all, above any job, got {ranks!r}: "
+            "give the number of devices that will train."
+        )
+    return hosts, inner
 
 
 def _check_levels(groups: Sequence[reading.Group], two: bool) -> None:

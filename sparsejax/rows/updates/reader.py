@@ -17,7 +17,7 @@ from sparsejax.rows.updates import layout as layouts
 from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.catch_up.fading import FadingSums
 from sparsejax.rows.updates.optimizer import RowOptimizer
-from sparsejax.rows.updates.shards import TableShards, every_row
+from sparsejax.rows.updates.shards import TableShards, every_row, typed_as
 from sparsejax.rows.updates.snapshot import Snapshot, gathered_rows
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.schemes.owners import row_requests
@@ -113,6 +113,7 @@ class LateRowReader:
             return row_requests.read(ids, height, Wire(over), rows_of)
 
         if at is None or not self._snapshot.way(at).moves:
+            table = typed_as(table, NamedSharding(mesh, spec))
             mapped = jax.shard_map(
                 lambda table, ids: asked(functools.partial(gathered_rows, table), ids),
                 mesh=mesh,
@@ -136,7 +137,9 @@ class LateRowReader:
         """Returns the mesh axes that shard the rows; raises if it cannot be read."""
         table, of_ids = self._leaves[path], jax.typeof(ids).sharding.spec
         by_rows, *others = jax.typeof(table).sharding.spec
-        if any(others):
+        mesh = jax.typeof(table).sharding.mesh
+        # An axis of size 1 shards nothing, whatever it is named for.
+        if any(ranks_of(mesh, part or ()) > 1 for part in others):
             spec = PartitionSpec(by_rows, *others)
             raise ArgumentError(
                 f"lazy: read= under jit: {path!r} is sharded {spec}, and each row must be "
@@ -145,7 +148,7 @@ class LateRowReader:
             )
         asking = {name for part in of_ids for name in axis_names(part or ())}
         for name in axis_names(by_rows or ()):
-            if name not in asking:
+            if mesh.shape[name] > 1 and name not in asking:
                 raise AxisError(
                     f"lazy: read= under jit: the rows of {path!r} are sharded over "
                     f"{name!r}, and the ids by which it is read are not: each device must "

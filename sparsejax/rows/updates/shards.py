@@ -63,7 +63,7 @@ class TableShards:
                 "optax.inject_hyperparams inside, lazy(optax.inject_hyperparams(optax.adam)"
                 "(0.1)), or replicate the table."
             )
-        tables = {at: now.all_of(at) for at in self.shardings}
+        tables = {at: self._typed(at, now.all_of(at)) for at in self.shardings}
         alone = [
             unsharded(x)
             for x, owner in zip(now.inner, now.plan.layout.owner, strict=True)
@@ -86,6 +86,12 @@ class TableShards:
         """Returns the PartitionSpecs of all rows of a table."""
         spec = PartitionSpec(self.shardings[at].spec[0])
         return jax.tree.map(lambda _: spec, self.now.all_of(at))
+
+    def _typed(self, at, rows):
+        """Types all rows of a table, which axes of size 1 may shard otherwise."""
+        by_rows = PartitionSpec(self.shardings[at].spec[0])
+        there = NamedSharding(self.shardings[at].mesh, by_rows)
+        return jax.tree.map(lambda x: typed_as(x, there), rows)
 
     def _snapshot(self, tables, common, sums):
         """Makes the snapshot of this device's shards."""
@@ -110,6 +116,14 @@ class TableShards:
             inner=jax.tree.unflatten(now.of_state, inner),
         )
         return Snapshot(now.optimizer, tree, tree, state, sums)
+
+
+def typed_as(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Returns an array with a sharding that differs from its own in axes of size 1."""
+    free = x.ndim - len(sharding.spec)
+    spec = PartitionSpec(*sharding.spec, *[None] * free)
+    is_so = jax.typeof(x).sharding.spec == spec
+    return x if is_so else jax.reshard(x, NamedSharding(sharding.mesh, spec))
 
 
 def every_row(

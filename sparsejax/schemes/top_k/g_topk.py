@@ -99,10 +99,10 @@ class GTopk(top_k.TopKScheme):
         return base.Reduced(total.reshape(x.shape), left.reshape(x.shape), state, traffic)
 
     def forecast(self, load):
-        fold, swaps, unfold = gathers.doubling_schedule(load.ranks)
+        folded, swaps = gathers.doubling_counts(load.ranks)
         size, k = load.size, self.k(load.size)
         sizes = meetings.message_sizes(size, k, wide(load.dtype), self.code)
         message, _, _ = sizes.sent(sizes.top, channels.Route(1))
-        forth, back = len(swaps) + bool(fold), bool(unfold)
+        forth, back = swaps + bool(folded), bool(folded)
         rounds = forth + back
         return Forecast(forth * message, back * message, rounds, k, rounds=rounds)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from sparsejax import axes, rows
 from sparsejax.axes import AxisName
 from sparsejax.embrace.vertical import gradients
-from sparsejax.errors import ArgumentError
+from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.rounds.reading import local
 from sparsejax.rounds.state import find_state
 from sparsejax.rows import Capacity
@@ -78,6 +78,7 @@ class Program:
         before = halves.begun(self.tx, state.params, state.opt_state, loss_fn)
         params = local(before[0], wire.axis, before[1])
         seen = observing.observed(self.tx, params)
+        _check_axes(seen, wire.axis)
         _check_weight(self.weight, state.opt_state, seen)
         by_rows, read = takes_rows(seen), reader(seen, params, halves.of_rest(before[1]))
         value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
@@ -175,6 +176,21 @@ def check_sends_nothing(aux: Any, weight: Any) -> None:
                 f"outputs cannot be put together as {kind!r}: take aux='stack', which "
                 "leaves them on their ranks."
             )
+
+
+def _check_axes(seen, axis_name):
+    """Raises if a synchronization is over a mesh axis that is none of the ranks'."""
+    names = axes.axis_names(axis_name)
+    for one in seen.exchanges:
+        own = one.part.axis_name
+        if own is None or {*axes.axis_names(own)} <= {*names}:
+            continue
+        raise AxisError(
+            f"data_parallel: axis_name is {axis_name!r}, over which shares of the batch "
+            f"and so gradients differ, and {one.part.name} in tx synchronizes over "
+            f"{own!r}: give the same to both, such as sparsejax.zen_sync({axis_name!r}), "
+            f"or data_parallel(..., axis_name={own!r})."
+        )
 
 
 def _check_weight(weight, opt_state, seen):

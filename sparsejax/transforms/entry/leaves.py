@@ -99,8 +99,11 @@ class OuterLeaf(abc.ABC):
         return ShardedRowGrads.of_shard(x, (height, *x.shape[1:]), sharding)
 
     def _of_columns(self, x):
-        """Returns rows with the columns that this rank needs: its piece, or all."""
-        if self.sum.scatter is None:
+        """Returns rows with the columns that this rank needs: its piece, or all.
+
+        A rank that needs one piece of the rows has these rows alone already.
+        """
+        if not self.sum.scatter:
             return x
         parts = [None] * self.sum.scatter + [self.sum.ranks]
         return of_shard(x.ids, x.rows, x.shape, ShardSum(PartitionSpec(*parts), ()))

@@ -13,6 +13,7 @@ from sparsejax import arguments, axes, branches
 from sparsejax.axes import AxisName
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.per_rank import (
+    Period,
     PerRank,
     by_rank,
     check_kind,
@@ -36,12 +37,15 @@ class AccumulateState(NamedTuple):
         inner: The state of the chain inside.
         inside: float32: bytes that the last update sent over axes that are not the ranks',
             if it was entered under `jit`; else 0.
+        period: The number of steps from one synchronization to the next, by which a mean
+            divides the sums; None for sums.
     """
 
     step: jax.Array
     pending: PerRank | None
     inner: Any
     inside: jax.Array
+    period: Period | None = None
 
 
 class WarmUpState(NamedTuple):
@@ -76,6 +80,9 @@ def accumulate(
     them to the gradient's dtype is added to the next sum. `ids` are not passed on, because
     they belong to one batch.
 
+    A state of means is refused by a transformation with another k, which would divide what
+    is pending by another number.
+
     Args:
         tx: The chain, with a synchronization in it.
         every: k: the chain runs at every k-th step; larger sends less often.
@@ -96,19 +103,24 @@ def accumulate(
     arguments.check_whole("every", every, 1)
     arguments.check_reduce(reduce)
     name = "sparsejax.accumulate"
+    # A mean is a sum that is divided by the number of all its steps, earlier ones, too.
+    period = Period(every) if reduce == "mean" else None
 
     def nothing_yet(params):
         why = f"{name} (every={every}) adds up gradients on each rank"
         return by_rank(params, axes.resolve_for_state(axis_name, name, why))
 
+    def first_state(pending, inner):
+        return AccumulateState(jnp.int32(0), pending, inner, jnp.float32(0), period)
+
     def init(params):
         if observing.is_observing():
             with observing.inside(observing.Wrapper(every=every, takes_rows=False)):
-                return AccumulateState(jnp.int32(0), None, tx.init(params), jnp.float32(0))
+                return first_state(None, tx.init(params))
         require_exchange(tx, params, name)
         mesh = entry.of_parameters(params)
         pending = entry.init(mesh, nothing_yet, params) if mesh else nothing_yet(params)
-        return AccumulateState(jnp.int32(0), pending, tx.init(params), jnp.float32(0))
+        return first_state(pending, tx.init(params))
 
     entry = Entry(name, axis_name, sums=False)
     scale = every if reduce == "mean" else 1
@@ -154,6 +166,8 @@ def accumulate(
 
     def update(updates, state, params=None, **extra):
         check_kind(state, AccumulateState, f"{name} (every={every})")
+        if period is not None:
+            period.check(state.period, name)
         extra.pop("ids", None)
         updates, (sums, inside) = entry.run(added, updates, state.pending, params)
 
@@ -167,7 +181,7 @@ def accumulate(
 
         is_due = state.step % every == every - 1
         out, pending, inner = branches.cond(is_due, now, later, sums)
-        return out, AccumulateState(state.step + 1, pending, inner, inside)
+        return out, AccumulateState(state.step + 1, pending, inner, inside, period)
 
     return tree.transformation(init, update)
 

@@ -19,7 +19,7 @@ from tests.helpers import mesh_of
 
 
 # A gradient of a ColumnTable that jax.grad takes is dense, and meant to be here.
-pytestmark = pytest.mark.filterwarnings("ignore:sparsejax.lookup of a table")
+pytestmark = pytest.mark.filterwarnings("ignore:sparsejax.column_lookup of a table")
 
 CHAIN = optax.chain(sparsejax.dense_sync(), optax.adam(1e-2))
 

@@ -208,15 +208,8 @@ def _broadcast(eqn, axis):
     return to if eqn.params["shape"][to] == eqn.invars[0].aval.shape[axis] else None
 
 
-_BY_NUMBER = {
-    *factors.NAMES,
-    *("acos", "acosh", "and", "asin", "atan2", "atanh", "cos", "cosh", "eq"),
-    *("erf_inv", "erfc", "exp", "exp2", "ge", "gt", "is_finite", "le", "logistic", "log"),
-    *("lt", "ne", "nextafter", "not", "or", "pow", "rem", "rsqrt", "xor"),
-}
-
 _RULES = {
-    **dict.fromkeys(_BY_NUMBER, _by_number),
+    **dict.fromkeys(programs.BY_NUMBER, _by_number),
     "broadcast_in_dim": _moved(_broadcast),
     "transpose": _moved(lambda eqn, at: eqn.params["permutation"].index(at)),
     "squeeze": _moved(
