@@ -47,7 +47,6 @@ def _gpus():
 SKIPPED_PASSES = (
     "constant_folding",
     "cpu-parallel-task-assigner",
-    "reshape-mover",
     "simplify-conditional",
     "simplify-while-loops",
     "tree_reduction_rewriter",

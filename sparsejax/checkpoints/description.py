@@ -19,8 +19,8 @@ from sparsejax.axes import axis_names
 from sparsejax.errors import ArgumentError
 from sparsejax.state import tree
 from sparsejax.state.by_owner import ByOwner
-from sparsejax.state.pending import Pending
-from sparsejax.state.per_rank import Period, PerRank, find
+from sparsejax.state.pending import Pending, Period
+from sparsejax.state.per_rank import PerRank, find
 from sparsejax.state.sharded import Sharded
 from sparsejax.transforms.exchange import ExchangeState, Reduction
 

@@ -14,8 +14,8 @@ from sparsejax import arguments
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.state import sharded, tree
 from sparsejax.state.by_owner import ByOwner
-from sparsejax.state.pending import Pending, is_pending
-from sparsejax.state.per_rank import Period, PerRank, check_whole, find
+from sparsejax.state.pending import Pending, Period, is_pending
+from sparsejax.state.per_rank import PerRank, check_whole, find
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.units.units import wide
 

@@ -20,7 +20,7 @@ import optax
 
 from sparsejax import arguments
 from sparsejax.errors import ArgumentError
-from sparsejax.state.per_rank import Period
+from sparsejax.state.pending import Period
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@ import jax
 
 from sparsejax.errors import StateError
 from sparsejax.rounds.fragments import Fragments
-from sparsejax.state.per_rank import Period, RankState, find
+from sparsejax.state.pending import Period
+from sparsejax.state.per_rank import RankState, find
 
 
 class OuterState(NamedTuple):

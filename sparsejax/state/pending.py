@@ -1,6 +1,7 @@
-"""Rows of gradients that ranks hold back for the next step, and their transfer to others.
+"""What a state holds back: rows for the next step, and the numbers of steps that sums wait.
 
-The others are the ranks of a job of another size, which continues from a checkpoint.
+Rows of gradients that ranks hold back are given to other ranks where a job of another size
+continues from a checkpoint.
 """
 
 import dataclasses
@@ -135,3 +136,36 @@ def row_grads(ids: jax.Array, rows: jax.Array, height: int) -> RowGrads:
     """Returns rows [n, k, columns] of n ranks, with their ids [n, k], as one gradient."""
     flat = rows.reshape(-1, rows.shape[-1])
     return RowGrads.marked(ids.reshape(-1), flat, (height, rows.shape[-1]))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Period:
+    """The numbers of steps for which a state holds something back; static under `jit`.
+
+    Attributes:
+        every: The number of steps from one exchange to the next.
+        delay: The number of steps from an exchange to its use.
+    """
+
+    every: int
+    delay: int = 0
+
+    def __str__(self) -> str:
+        return f"every={self.every}" + (f" and delay={self.delay}" if self.delay else "")
+
+    def check(self, other: "Period | None", what: str) -> None:
+        """Raises if a state was made for other numbers.
+
+        Args:
+            other: The numbers of the state; None if it does not depend on them.
+            what: The transformation that has these, for the message.
+        """
+        if other is not None and other != self:
+            raise StateError(
+                f"{what} has {self}, and the state was made with {other}: what it holds "
+                "back would count differently, or be used at the wrong step. Continue with "
+                f"{other}; or at the end of a round, with which all of it has been used, "
+                "make a new state, sparsejax.init(tx, params, mesh), and give it what the "
+                "optimizers in the old one keep, by _replace."
+            )

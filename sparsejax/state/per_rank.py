@@ -8,7 +8,6 @@ was made: if a tool cuts the array to another shape, the number shows that rows 
 """
 
 import contextvars
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -250,39 +249,6 @@ def find(state: Any, kind: type | tuple[type, ...]) -> list[Any]:
     """Returns all nodes of a type inside an optimizer state, however deeply nested."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
     return [node for node in nodes if isinstance(node, kind)]
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Period:
-    """The numbers of steps for which a state holds something back; static under `jit`.
-
-    Attributes:
-        every: The number of steps from one exchange to the next.
-        delay: The number of steps from an exchange to its use.
-    """
-
-    every: int
-    delay: int = 0
-
-    def __str__(self) -> str:
-        return f"every={self.every}" + (f" and delay={self.delay}" if self.delay else "")
-
-    def check(self, other: "Period | None", what: str) -> None:
-        """Raises if a state was made for other numbers.
-
-        Args:
-            other: The numbers of the state; None if it does not depend on them.
-            what: The transformation that has these, for the message.
-        """
-        if other is not None and other != self:
-            raise StateError(
-                f"{what} has {self}, and the state was made with {other}: what it holds "
-                "back would count differently, or be used at the wrong step. Continue with "
-                f"{other}; or at the end of a round, with which all of it has been used, "
-                "make a new state, sparsejax.init(tx, params, mesh), and give it what the "
-                "optimizers in the old one keep, by _replace."
-            )
 
 
 def check_kind(state: Any, kind: type, what: str) -> None:

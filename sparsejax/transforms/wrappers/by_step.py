@@ -12,8 +12,8 @@ import optax
 from sparsejax import arguments, axes, branches
 from sparsejax.axes import AxisName
 from sparsejax.state import observing, sharded, tree
+from sparsejax.state.pending import Period
 from sparsejax.state.per_rank import (
-    Period,
     PerRank,
     by_rank,
     check_kind,
