@@ -41,23 +41,12 @@ def _gpus():
 
 # Nearly all time goes into compiling. Without LLVM's optimizations that takes half as long,
 # a tenth less without the passes that are left, and a sixth less where a program is not
-# split into parts for threads that are busy anyway. A tenth less again without XLA's passes
-# that look at every loop and constant in turn, and find little in programs that run once.
-# What users run is compiled as XLA does by default: CI runs some tests so.
-SKIPPED_PASSES = (
-    "constant_folding",
-    "cpu-parallel-task-assigner",
-    "simplify-conditional",
-    "simplify-while-loops",
-    "tree_reduction_rewriter",
-    "while-loop-constant-sinking",
-    "while-loop-invariant-code-motion",
-)
+# split into parts for threads that are busy anyway. What users run is compiled as XLA does
+# by default: CI runs some tests so.
 COMPILE_FAST = (
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_parallel_codegen_split_count=1",
-    "--xla_disable_hlo_passes=" + ",".join(SKIPPED_PASSES),
 )
 # Of the rest, two thirds go into MLIR for fusions, which XLA's older emitter does without:
 # JAX 0.12 no longer has it, and ignores the option. It fuses otherwise, so no instruction
