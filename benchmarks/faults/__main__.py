@@ -48,8 +48,15 @@ def case(settings: Settings) -> dict:
     drawn = random.Random(f"{settings.seed} {settings.scheme} {settings.fault}")
     fault = FAULTS[settings.fault]
     steps = settings.candidates()
-    # What a job survives must happen before its last step is over.
-    at = drawn.choice(steps if fault.ends else steps[:-1])
+    if not fault.ends:
+        # What a job survives must happen before its last step is over.
+        steps = [step for step in steps if step < settings.steps - 1]
+    if not steps:
+        raise ValueError(
+            f"no step of {settings.steps} is left for the fault {fault.name!r} at moment "
+            f"{settings.moment!r}: give more by --steps"
+        )
+    at = drawn.choice(steps)
     lost = drawn.randrange(settings.hosts)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="faults-"))
     settings = dataclasses.replace(settings, at=at, lost=lost, folder=str(folder))

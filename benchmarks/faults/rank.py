@@ -64,9 +64,13 @@ class Injection:
         return False
 
     def _befall(self):
-        self._here.report(befallen=time.time())
         fault = FAULTS[self._settings.fault]
-        return fault.inject(self._here, fault.seconds(self._settings.silence))
+        if fault.ends:  # and this process may be with it
+            self._here.report(befallen=time.time())
+        leaves = fault.inject(self._here, fault.seconds(self._settings.silence))
+        if not fault.ends:
+            self._here.report(befallen=time.time())
+        return leaves
 
 
 def rank(settings: Settings) -> None:

@@ -152,7 +152,7 @@ class Scheme(abc.ABC):
     #: The dtype in which values travel, where a scheme has such an argument.
     wire_dtype: jax.typing.DTypeLike | None = None
 
-    #: Whether it sends arrays whole, zeros too; small leaves are then sent together.
+    #: Whether it sends arrays whole, zeros too. Large leaves are then sent one by one.
     is_dense: bool = False
     #: The unit that it needs: "element", or "leaf" for leaves whole; any, if None.
     unit: str | None = None

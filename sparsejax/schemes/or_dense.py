@@ -101,7 +101,7 @@ def suited(
         wire: The ranks.
         dense: Whether a dense sum was asked for.
     """
-    if dense and not scheme.is_dense:
+    if dense and (isinstance(scheme, base.LossyScheme) or not scheme.is_dense):
         return AllReduce(scheme.wire_dtype)
     if not refuses_numbers(scheme, len(x.shape) == 1, wire.ranks, x.shared):
         return scheme

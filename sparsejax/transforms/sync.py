@@ -19,6 +19,7 @@ import optax
 from sparsejax import arguments
 from sparsejax.axes import AxisName, check_axis_name
 from sparsejax.errors import ArgumentError
+from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.schemes.base import LossyScheme, Scheme, narrowed
 from sparsejax.schemes.two_level import TwoLevel
 from sparsejax.state.memories import Memory, MomentumCorrection, Residual
@@ -243,7 +244,7 @@ def _kinds(of):
 
 
 def _by_level(scheme):
-    """Wraps a scheme in `TwoLevel`, unless it is a dense sum or wrapped already."""
-    if scheme.is_dense or isinstance(scheme, TwoLevel):
+    """Wraps a scheme in `TwoLevel`, unless it is `psum` or wrapped already."""
+    if isinstance(scheme, (AllReduce, TwoLevel)):
         return scheme
     return TwoLevel(scheme)

@@ -44,8 +44,9 @@ from sparsejax.wire.sizes import Count, Sizes, numpy_of
 
 
 _LANES = 4  # capacities are multiples of this, so that lanes and values fill whole words
-# On GPUs the bytes that a thread moves at a time, if they are aligned. Where values are a
-# multiple of it, as rows are, up to three words of padding after a string align them.
+# The bytes that a thread of a GPU moves at a time, if they are aligned. Where values are a
+# multiple of it, as rows are, up to three words of padding after a string align them. On
+# CPUs strings are not padded.
 _ALIGNED = 16
 _SHORT = 1024  # bytes of a message below which its latency is all that it costs
 # The bytes that are sent in the time of a round: 80 us at 25 Gbit/s, or 8 ms at 250 Mbit/s.

@@ -7,8 +7,8 @@ A message is one uint32 buffer, so that it is sent by one collective:
     lanes    the low 8, 16 or 32 bits of each slot, byte by byte: all lowest bytes first
     values   the units' values, in the dtype of the wire
 
-On GPUs a string is padded where values have a multiple of 16 bytes, as rows do. They then
-begin at such a multiple, and threads move 16 bytes at a time.
+Except on CPUs a string is padded where values have a multiple of 16 bytes, as rows do. They
+then begin at such a multiple, and threads of a GPU move 16 bytes at a time.
 
 A part with more entries than the longest message holds is sent in several rounds, each with
 consecutive entries in the order of the slots. The number of rounds and the size of each

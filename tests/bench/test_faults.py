@@ -85,6 +85,12 @@ def test_what_a_job_survives_happens_while_all_hosts_train(befallen, is_late):
     assert bool(wrong) == is_late
 
 
+def test_a_job_too_short_for_a_fault_is_refused():
+    short = Settings(scheme="diloco", fault="pause", moment="save", steps=6)
+    with pytest.raises(ValueError, match=r"no step of 6 is left for .*'pause'.* --steps"):
+        faults.case(short)
+
+
 def test_hosts_that_train_in_rounds_are_befallen_at_each_moment():
     settings = Settings(
         schemes=("zen", "diloco"), faults=("kill",), moments=("round", "exchange", "save")

@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 
 import sparsejax
-from sparsejax.schemes import base, forecast
+from sparsejax import schemes
+from sparsejax.schemes import base, forecast, or_dense
+from sparsejax.transforms.buckets import ByRules
+from sparsejax.units import dense
+from sparsejax.wire import collectives
 from tests import helpers
 
 
 @dataclasses.dataclass(frozen=True)
 class RingOfSums(base.Scheme):
     """Passes dense arrays around a ring; on the wire: n - 1 permutes of the array."""
+
+    is_dense = True
 
     def __call__(self, x, state, wire):
         arrays, sent = [x.dense()], 0.0
@@ -29,10 +35,41 @@ class RingOfSums(base.Scheme):
         order = (wire.rank - jnp.arange(wire.ranks)) % wire.ranks
         by_rank = jnp.stack(arrays)[order]
         total = wire.assume_same(jnp.sum(by_rank, axis=0))
-        dense = wire.dense_bytes(x.size, x.dtype)
         push = base.stage(sent, sent, wire.ranks - 1)
-        traffic = base.traffic(push, base.stage(), dense=dense)
+        whole = wire.dense_bytes(x.size, x.dtype)
+        traffic = base.traffic(push, base.stage(), dense=whole)
         return base.Reduced(total, None, state, traffic)
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved(base.LossyScheme):
+    """Leaves out a half of each number."""
+
+    is_dense = True
+
+    def __call__(self, x, state, wire):
+        done = RingOfSums()(dense.Dense(x.dense() / 2), (), wire)
+        return done._replace(left=x.dense() / 2, state=state)
+
+
+@pytest.mark.parametrize(("new", "is_kept"), [(RingOfSums(), True), (Halved(), False)])
+def test_a_dense_scheme_is_kept_where_a_dense_sum_is_asked_for_unless_it_is_lossy(
+    new, is_kept
+):
+    wire, x = collectives.Wire("data"), dense.Dense(jnp.ones(1 << 17))
+    run = lambda: or_dense.suited(new, x, "w", wire, dense=True)
+    kept = []
+    helpers.run_ranks(lambda x: kept.append(run()) or x, np.ones((2, 1)), 2)
+    assert kept == [new if is_kept else schemes.AllReduce()]
+
+
+def test_a_dense_scheme_is_kept_on_tpus_and_sends_large_leaves_one_by_one():
+    leaves = [jnp.zeros(1 << 17), jnp.zeros(1 << 17)]
+    buckets = lambda scheme: ByRules(scheme, {"": "sparse"}).buckets(["a", "b"], leaves)
+    with helpers.traced_for("tpu"):
+        for scheme, refused, count in ((RingOfSums(), False, 2), (schemes.Zen(), True, 1)):
+            assert or_dense.refuses_numbers(scheme, True, 2, False) == refused
+            assert len(buckets(scheme)) == count
 
 
 @pytest.mark.parametrize("n", [2, 3])
