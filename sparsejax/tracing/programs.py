@@ -34,28 +34,9 @@ _KINDS = {
 # The elementwise primitives. An operand without axes stands for an array of its number.
 BY_NUMBER = frozenset(
     {
-        *(
-            "abs",
-            "acos",
-            "acosh",
-            "add",
-            "add_any",
-            "and",
-            "asin",
-            "asinh",
-            "atan",
-            "atan2",
-        ),
-        *(
-            "atanh",
-            "cbrt",
-            "ceil",
-            "clamp",
-            "convert_element_type",
-            "copy",
-            "copy_p",
-            "cos",
-        ),
+        *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan"),
+        *("atan2", "atanh", "cbrt", "ceil", "clamp", "convert_element_type", "copy"),
+        *("copy_p", "cos"),
         *("cosh", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor"),
         *("ge", "gt", "imag", "integer_pow", "is_finite", "le", "log", "log1p", "logistic"),
         *("lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "pvary"),
