@@ -67,6 +67,7 @@ SCHEMES = {
     "sparse_ps": schemes.SparsePS(),
     "sparse_ps_broadcast": schemes.SparsePS("broadcast"),
 }
+# Those that never send more bytes than the dense sum, padding included.
 LOSSLESS_NEVER_WORSE = [
     "all_reduce",
     "balanced",
