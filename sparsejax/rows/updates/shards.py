@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from sparsejax.axes import mesh_of, unsharded
+from sparsejax.axes import axis_names, mesh_of, unsharded
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.snapshot import Snapshot
@@ -120,10 +120,15 @@ class TableShards:
 
 def typed_as(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     """Returns an array with a sharding that differs from its own in axes of size 1."""
-    free = x.ndim - len(sharding.spec)
-    spec = PartitionSpec(*sharding.spec, *[None] * free)
-    is_so = jax.typeof(x).sharding.spec == spec
-    return x if is_so else jax.reshard(x, NamedSharding(sharding.mesh, spec))
+    own = jax.typeof(x).sharding
+    kinds = dict(zip(own.mesh.axis_names, own.mesh.axis_types, strict=True))
+    names_in = lambda parts: [axis_names(part or ()) for part in parts]
+    parts = names_in([*sharding.spec, *[None] * (x.ndim - len(sharding.spec))])
+    # Types show Explicit axes only.
+    shown = [tuple(n for n in part if kinds[n] is AxisType.Explicit) for part in parts]
+    if shown == names_in(own.spec):
+        return x
+    return jax.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*shown)))
 
 
 def every_row(
