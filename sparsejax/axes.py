@@ -271,10 +271,12 @@ def require_local(name: str, leaf: Any, axis_name: AxisName) -> None:
     summed = set(axis_names(axis_name)) - varying_axes(leaf)
     if summed:
         other = sorted(varying_axes(leaf) - set(axis_names(axis_name)))
-        instead = other and (
-            f" It varies over {_list(other)}: if that is the axis of the ranks, name it, "
-            f"axis_name={other[0]!r}, in all parts of the chain."
-        )
+        instead = ""
+        if other:
+            instead = (
+                f" It varies over {_list(other)}: if that is the axis of the ranks, name "
+                f"it, axis_name={other[0]!r}, in all parts of the chain."
+            )
         raise AlreadySummedError(
             f"the gradient of {name!r} was already summed over {_list(sorted(summed))}: it "
             "does not vary over it, so synchronizing it would send nothing less and count "
@@ -283,7 +285,7 @@ def require_local(name: str, leaf: Any, axis_name: AxisName) -> None:
             "you did, with jax.lax.pmean or psum, or with another synchronization in this "
             "chain: let one synchronization do it. (A constant does not vary either; nor "
             "does what optax.MultiSteps around a synchronization has added up: use "
-            f"sparsejax.accumulate.){instead or ''}"
+            f"sparsejax.accumulate.){instead}"
         )
 
 

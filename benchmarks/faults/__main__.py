@@ -90,8 +90,12 @@ def _anchors(settings):
         outcome, _ = _run(dataclasses.replace(settings, folder=folder), None)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    lines = [line for rows in outcome.rows for line in rows if "clean" in line]
-    return {line["clean"]: line["digest"] for line in lines}
+    return {line["clean"]: line["digest"] for line in _reported(outcome, "clean")}
+
+
+def _reported(outcome, key):
+    """The lines with this key that hosts have reported, by host."""
+    return [line for rows in outcome.rows for line in rows if key in line]
 
 
 def _unlike_clean(settings, outcome, key):
@@ -100,8 +104,8 @@ def _unlike_clean(settings, outcome, key):
         return []
     fields = ("scheme", "hosts", "steps", "every", "silence", "seed")
     clean = _anchors(Settings(**{name: getattr(settings, name) for name in fields}))
-    found = [line for rows in outcome.rows for line in rows if key in line]
-    unlike = [line[key] for line in found if line["digest"] != clean.get(line[key])]
+    lines = _reported(outcome, key)
+    unlike = [line[key] for line in lines if line["digest"] != clean.get(line[key])]
     return [f"another anchor than without the fault at step {unlike[0]}"] if unlike else []
 
 
@@ -129,11 +133,10 @@ def _said(logs, until):
 
 def _too_late(outcome):
     """What is wrong with the time of a fault that a job survives."""
-    times = {
-        key: [line[key] for rows in outcome.rows for line in rows if key in line]
-        for key in ("befallen", "trained")
-    }
-    if times["befallen"] and times["befallen"][0] < min(times["trained"], default=0.0):
+    over, trained = (
+        [line[key] for line in _reported(outcome, key)] for key in ("befallen", "trained")
+    )
+    if over and over[0] < min(trained, default=0.0):
         return []
     return ["the fault did not happen while all hosts trained"]
 
@@ -141,9 +144,7 @@ def _too_late(outcome):
 def _ended(settings, fault, net, row):
     """What is wrong with how a job ended that a fault was to end."""
     outcome, logs = _run(settings, net)
-    told = [
-        line["befallen"] for rows in outcome.rows for line in rows if "befallen" in line
-    ]
+    told = [line["befallen"] for line in _reported(outcome, "befallen")]
     if not told:
         return [f"the fault did not happen: {outcome.why}"]
     within = fault.within(settings.silence)
@@ -181,7 +182,7 @@ def _resumed(settings, net, row):
     again = dataclasses.replace(settings, phase=1, resumed=kept)
     outcome, _ = _run(again, net)
     row["kept"] = kept
-    restored = [line for rows in outcome.rows for line in rows if "restored" in line]
+    restored = _reported(outcome, "restored")
     wrong = []
     if [line["restored"] for line in restored] != [kept] * (settings.hosts - 1):
         wrong.append(f"restored {[line['restored'] for line in restored]}, not {kept}")
@@ -193,7 +194,7 @@ def _resumed(settings, net, row):
 
 def _done(settings, outcome, row, hosts):
     """What is wrong with the end of a job that was to take all its steps."""
-    done = [line for rows in outcome.rows for line in rows if "done" in line]
+    done = _reported(outcome, "done")
     if outcome.status or [line["done"] for line in done] != [settings.steps] * hosts:
         return [f"did not take all steps: {outcome.why}"]
     row["lost"] = max(line["lost"] for line in done)

@@ -27,12 +27,10 @@ def doubling_schedule(n: int) -> tuple[Permutation, tuple[Permutation, ...], Per
         The fold, in which the ranks from the largest power of two on each send to a partner
         below it; the swaps; and the unfold, which is the fold in the other direction.
     """
-    core = 1 << (n.bit_length() - 1)
+    folded, count = doubling_counts(n)
+    core = n - folded
     fold = tuple((extra, extra - core) for extra in range(core, n))
-    swaps = tuple(
-        tuple((me, me ^ (1 << k)) for me in range(core))
-        for k in range(core.bit_length() - 1)
-    )
+    swaps = tuple(tuple((me, me ^ (1 << k)) for me in range(core)) for k in range(count))
     return fold, swaps, tuple((low, high) for high, low in fold)
 
 

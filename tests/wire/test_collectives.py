@@ -454,3 +454,6 @@ def test_the_messages_of_a_doubling_are_counted_without_listing_them():
         fold, swaps, unfold = wire.doubling_schedule(n)
         assert gathers.doubling_counts(n) == (len(fold), len(swaps))
         assert len(unfold) == len(fold)
+    # 5 = 4 + 1 and 1000 = 512 + 488; the schedule is made of these counts.
+    found = [gathers.doubling_counts(n) for n in (1, 2, 3, 5, 8, 1000)]
+    assert found == [(0, 0), (0, 1), (1, 1), (1, 2), (0, 3), (488, 9)]
