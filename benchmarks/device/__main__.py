@@ -59,7 +59,7 @@ class Settings(settings.Settings):
     schemes: tuple[str, ...] = option(
         tuple(compiled.SCHEMES),
         "schemes",
-        choices=(*compiled.SCHEMES, compiled.ALGORITHM_1, compiled.IN_ANY_ORDER),
+        choices=(*compiled.SCHEMES, *compiled.VARIANTS),
     )
     costs: str | None = option(None, "a JSON file of measured costs", recorded="FILE")
     trust: bool = option(False, "do not hold turns against a run on CPU devices")

@@ -28,6 +28,9 @@ ALGORITHM_1 = "zen, Algorithm 1"
 _PAPERS = schemes.Zen(ownership=ownership.MurmurHash(memory=0.02))
 # Zen whose owners add in any order, by atomic additions: shows what an ordered sum costs.
 IN_ANY_ORDER = "zen, in any order"
+# The mean of all ranks, where the others are sums: shows what the division costs.
+MEAN = "zen, mean"
+VARIANTS = (ALGORITHM_1, IN_ANY_ORDER, MEAN)
 
 
 class Step(NamedTuple):
@@ -65,10 +68,11 @@ class Counted(NamedTuple):
 
 def transformation(scheme: str) -> Any:
     """Returns the transformation that sums by a scheme, given its name."""
-    others = {ALGORITHM_1: _PAPERS, IN_ANY_ORDER: SCHEMES["zen"]}
-    one = others[scheme] if scheme in others else SCHEMES[scheme]
+    zen = dict.fromkeys((IN_ANY_ORDER, MEAN), SCHEMES["zen"])
+    one = ({ALGORITHM_1: _PAPERS} | zen | SCHEMES)[scheme]
     how = False if scheme == IN_ANY_ORDER else None
-    return sparsejax.sync(one, AXIS, reduce="sum", deterministic=how)
+    reduce = "mean" if scheme == MEAN else "sum"
+    return sparsejax.sync(one, AXIS, reduce=reduce, deterministic=how)
 
 
 def step(scheme: str, load: Load, mesh: Mesh) -> Step:

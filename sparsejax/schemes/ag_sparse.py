@@ -84,9 +84,10 @@ class AGSparse(SparseScheme):
         total, traffic = self.add_up(x, flags, most, agreed, wire)
         return base.Reduced(total, None, state, traffic)
 
-    def rows(self, tables, wire):
+    def rows(self, tables, wire, mean=False):
         """Gathers all lists, of any length: the sum is never a dense array."""
-        return row_lists.gathered(tables, wire.narrowed(self.wire_dtype), self.gather)
+        wire = wire.narrowed(self.wire_dtype)
+        return row_lists.gathered(tables, wire, self.gather, mean=mean)
 
     def add_up(
         self,

@@ -6,8 +6,8 @@ The first axis of a dense array is that of units: it is [units] of single number
 """
 
 import abc
-import dataclasses
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -99,10 +99,10 @@ class Traffic(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """The result of a scheme: the sum, and what was left out of it.
+    """The result of a scheme: the sum or the mean, and what was left out of the sum.
 
     Attributes:
-        total: The sum over the ranks, in x's shape and dtype.
+        total: The sum over the ranks, or their mean, in x's shape and dtype.
         left: What this rank left out of the total, or None where nothing is left out.
         state: The scheme's next state.
         traffic: The traffic of this sum.
@@ -110,9 +110,7 @@ class Reduced(NamedTuple):
     Example:
         >>> class Psum(sparsejax.schemes.AllReduce):
         ...     def __call__(self, x, state, wire):
-        ...         reduced = super().__call__(x, state, wire)
-        ...         return sparsejax.schemes.Reduced(
-        ...             reduced.total, None, reduced.state, reduced.traffic)
+        ...         return super().__call__(x, state, wire)._replace(left=None)
         >>> tx = sparsejax.sync(Psum())
     """
 
@@ -172,6 +170,9 @@ class Scheme(abc.ABC):
     def __call__(self, x: Units, state: Any, wire: Wire) -> Reduced:
         """Sums an array over the ranks.
 
+        It may have an argument `mean=False`: whether the sum is divided by the number of
+        ranks. The sums of a scheme without it are divided afterwards.
+
         Args:
             x: This rank's units; `x.dense()` is [units], or [units, width] of rows.
             state: The state of the scheme.
@@ -186,7 +187,8 @@ class Scheme(abc.ABC):
 
         Time and memory do not grow with the tables. All listed rows are sent, rows of zeros
         too. Ids out of range are not. Several tables are exchanged together. The state of
-        the scheme is that of its arrays, and rows do not change it.
+        the scheme is that of its arrays, and rows do not change it. It may have an argument
+        `mean`, as `__call__`.
 
         Args:
             tables: This rank's rows of each table, all of one width and dtype. Ids may
@@ -246,8 +248,7 @@ class Scheme(abc.ABC):
 class LossyScheme(Scheme):
     """A scheme that may leave something out, which the memory adds to the next gradient.
 
-    It is given the accumulated gradient, the gradient plus the residual. It returns for
-    each rank what this rank left out, so that psum(x) == total + psum(left).
+    It is given the accumulated gradient: the gradient plus the residual.
 
     Example:
         >>> isinstance(sparsejax.schemes.OkTopk(0.01), sparsejax.schemes.base.LossyScheme)
@@ -265,6 +266,12 @@ class LossyScheme(Scheme):
     def check_size(self, name: str, size: int) -> None:
         """Raises if nothing of so small a leaf would be sent."""
         del name, size
+
+
+def mean_asked(method: Callable, mean: bool) -> dict[str, bool]:
+    """Returns the argument that asks a method of a scheme for a mean, if it has one."""
+    takes = mean and "mean" in inspect.signature(method).parameters
+    return {"mean": True} if takes else {}
 
 
 Number = jax.Array | float
@@ -318,17 +325,6 @@ def check_units(x: Units | jax.Array) -> None:
         )
 
 
-def narrowed(scheme: Scheme, wire_dtype: jax.typing.DTypeLike) -> Scheme:
-    """Returns the scheme with another wire dtype; with two levels, that across hosts."""
-    fields: Any = scheme
-    names = {field.name for field in dataclasses.fields(fields)}
-    if "wire_dtype" in names:
-        return dataclasses.replace(fields, wire_dtype=jnp.dtype(wire_dtype))
-    if "across" in names:
-        return dataclasses.replace(fields, across=narrowed(fields.across, wire_dtype))
-    raise ArgumentError(f"{type(scheme).__name__} has no wire_dtype to set: leave it out.")
-
-
 def check_state(scheme: Scheme, state: Any, kind: type) -> None:
     """Raises if a state is not one that the scheme has made."""
     if not isinstance(state, kind):
@@ -338,9 +334,8 @@ def check_state(scheme: Scheme, state: Any, kind: type) -> None:
 def known_ranks(scheme: Scheme, wire: Wire | None) -> Wire:
     """Returns the wire, for an `init` that depends on the ranks; raises if it is None."""
     if wire is None:
-        raise errors.needs_ranks(
-            f"what {type(scheme).__name__} remembers depends on the ranks"
-        )
+        what = f"what {type(scheme).__name__} remembers depends on the ranks"
+        raise errors.needs_ranks(what)
     return wire
 
 
@@ -375,8 +370,7 @@ def sum_of_shared(x: Any, state: Any, wire: Wire) -> Reduced:
 def nothing_to_send(x: Units, state: Any, wire: Wire) -> Reduced:
     """Returns the sum if there is one rank, or if x is empty."""
     total, sent = wire.psum(x.dense())
-    dense = jnp.float32(sent)
-    return Reduced(total, None, state, traffic(stage(), stage(), dense=dense))
+    return Reduced(total, None, state, traffic(stage(), stage(), dense=sent))
 
 
 def no_traffic() -> jax.Array:

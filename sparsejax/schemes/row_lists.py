@@ -258,7 +258,11 @@ def _sent(channel, message, room, sizes):
 
 
 def gathered(
-    tables: Sequence[RowGrads], wire: Wire, gather: str = "auto", distinct: bool = False
+    tables: Sequence[RowGrads],
+    wire: Wire,
+    gather: str = "auto",
+    distinct: bool = False,
+    mean: bool = False,
 ) -> base.SummedRows:
     """Sums listed rows by a gather of all lists; the sums are the same on all ranks.
 
@@ -267,6 +271,7 @@ def gathered(
         wire: The ranks, and the dtype in which rows travel.
         gather: One of `wire.gathers.GATHERS`.
         distinct: Whether no id repeats, and all ids precede the sentinels.
+        mean: Whether the sums are divided by the number of ranks.
 
     Returns:
         Rows of distinct ids, with a capacity for all rows that ranks list, or for all rows
@@ -287,6 +292,7 @@ def gathered(
     sums = lists.add_up(of_row, rows, ids.size)
     # Rounded to the dtype of the wire, as the sums of other exchanges are.
     sums = sums.astype(lists.dtype).astype(grads.dtype)
+    sums = wire.mean_of(sums) if mean else sums
     ids, sums = wire.assume_same((ids, sums.reshape(-1, *grads.shape[1:])))
     after = jnp.sum(ids < height).astype(jnp.float32)
     payload = channel.route.messages * lists.row_bytes * most.astype(jnp.float32)
@@ -300,10 +306,8 @@ def gathered(
         after=after / height,
     )
     heights = [table.shape[0] for table in tables]
-    rooms = [wire.ranks * table.capacity for table in tables]
-    found = by_table(
-        ids, sums, heights, [min(pair) for pair in zip(rooms, heights, strict=True)]
-    )
+    rooms = [min(wire.ranks * table.capacity, table.shape[0]) for table in tables]
+    found = by_table(ids, sums, heights, rooms)
     totals = [RowGrads(*f, t.shape) for f, t in zip(found, tables, strict=True)]
     return base.SummedRows(totals, traffic)
 

@@ -14,7 +14,7 @@ gradient is skewed.
 
 A host's sum is taken in float32 or wider, and sent to other hosts in x's dtype or a
 narrower one. So the sum of each host must fit that dtype, where in a flat scheme only the
-numbers and the total must.
+numbers and the total must. For a mean each rank divides its part before the all-gather.
 
 `Traffic` reports the bytes on the outer axis, which are expensive, and the bytes inside a
 host separately. It is the traffic of this rank's part. The transformation that keeps it in
@@ -87,21 +87,22 @@ class TwoLevel(base.Scheme):
         part = jax.ShapeDtypeStruct((width, *like.shape[1:]), like.dtype)
         return self.across.init(part, outer)
 
-    def __call__(self, x, state, wire):
+    def __call__(self, x, state, wire, mean=False):
         outer, inner = (wire.along(axis) for axis in two_axes(wire.axis))
         if x.size == 0:
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
         x = x.dense()
         layout = _INSIDE.over(x.shape[0], inner.ranks)
-        part = lax.broadcasted_iota(jnp.int32, (layout.ranks, 1), 0)
-        units = layout.invert(part, lax.iota(jnp.int32, layout.width))
+        numbers = lax.broadcasted_iota(jnp.int32, (layout.ranks, 1), 0)
+        units = layout.invert(numbers, lax.iota(jnp.int32, layout.width))
         parts = x.at[units].get(mode="fill", fill_value=0)
         mine, scattered = inner.reduce_scatter(parts)
         # A host's sum is float32 or wider, and is sent in x's dtype.
         across = outer.narrowed(x.dtype) if x.dtype.itemsize <= 2 else outer
         done = self.across(Dense(mine), state, across)
-        gathered, spread = inner.all_gather(done.total.astype(x.dtype))
+        part = done.total.astype(x.dtype)
+        gathered, spread = inner.all_gather(wire.mean_of(part) if mean else part)
         total = layout.join(gathered)
         left = done.left
         if left is not None:
@@ -110,12 +111,12 @@ class TwoLevel(base.Scheme):
         traffic = done.traffic._replace(inside=jnp.float32(scattered + spread))
         return base.Reduced(total, left, done.state, traffic)
 
-    def rows(self, tables, wire):
+    def rows(self, tables, wire, mean=False):
         """Sums listed rows inside hosts, then across hosts; see `owners.host_rows`."""
         outer, inner = (wire.along(axis) for axis in two_axes(wire.axis))
         # Inside, rows travel in their own dtype.
         inner = dataclasses.replace(inner, dtype=None)
-        return HostRows(self.across, _INSIDE, wire, outer, inner)(tables)
+        return HostRows(self.across, _INSIDE, wire, outer, inner, mean)(tables)
 
     def scatter(self, x, count, wire):
         """Scatters by the scheme over both axes as one, since one device needs a piece."""

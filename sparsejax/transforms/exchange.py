@@ -19,9 +19,7 @@ Each bucket is one exchange, unless a sparsifier precedes it: buckets of which i
 elements, both tables and kernels, are exchanged as one where `buckets.joint` allows it.
 Each keeps its own place in the state, which does not record which were joined: the scheme
 is given the state of the first, and its new state is stored for all of them. The traffic is
-divided among them so that sums over buckets are what was sent: bytes in proportion to
-capacities, in whole bytes; the bytes of a dense sum in proportion to elements; and all
-rounds to the first. Densities and imbalances are those of the whole exchange.
+divided among them so that sums over buckets are what was sent (`joint.shared_out`).
 """
 
 import dataclasses
@@ -35,13 +33,8 @@ import jax.numpy as jnp
 from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import AxisError, NeedsRanks, StateError
+from sparsejax.schemes import base
 from sparsejax.schemes.all_reduce import AllReduce
-from sparsejax.schemes.base import (
-    LossyScheme,
-    add_traffic,
-    no_traffic,
-    sum_of_shared,
-)
 from sparsejax.schemes.or_dense import suited
 from sparsejax.state import finite, observing, sharded, tree
 from sparsejax.state.byte_totals import Totals
@@ -120,7 +113,7 @@ class Exchange:
         states = {}
         for bucket in buckets:
             like = bucket.like(leaves[bucket.leaves[0]].dtype)
-            if isinstance(bucket.scheme, LossyScheme):
+            if isinstance(bucket.scheme, base.LossyScheme):
                 bucket.scheme.check_size(bucket.name, like.size)
             state = self._first_state(bucket, like, wire)
             if bucket.is_lossy and wire is not None:
@@ -128,7 +121,7 @@ class Exchange:
                 state = _by_shard(as_varying(state, over), bucket, wire)
             states[bucket.name] = state
         # Each bucket has its own arrays: a donated state must not contain an array twice.
-        traffic = {bucket.name: no_traffic() for bucket in buckets}
+        traffic = {bucket.name: base.no_traffic() for bucket in buckets}
         dtypes = [
             travelling(leaves[bucket.leaves[0]].dtype, bucket.scheme.wire_dtype)
             for bucket in buckets
@@ -275,13 +268,16 @@ class Exchange:
             flags = part.flags(leaves, ids) if ids and len(parts) == 1 else None
             units = part.pack(leaves, flags, may_split)
             scheme = suited(part.scheme, units, part.name, wire, given.dense)
+            mean = {}
             if scheme is not part.scheme:
                 reduced = scheme(Dense(units.dense()), (), wire)._replace(state=before)
             elif units.shared:
-                reduced = sum_of_shared(units, before, wire.narrowed(scheme.wire_dtype))
+                narrow = wire.narrowed(scheme.wire_dtype)
+                reduced = base.sum_of_shared(units, before, narrow)
             else:
-                reduced = scheme(units, _on_rank(bucket, before, wire), wire)
-            total = wire.mean_of(reduced.total) if self.mean else reduced.total
+                mean = base.mean_asked(scheme.__call__, self.mean)
+                reduced = scheme(units, _on_rank(bucket, before, wire), wire, **mean)
+            total = reduced.total if mean or not self.mean else wire.mean_of(reduced.total)
             sent |= part.unpack(total.astype(dtype), likes)
             counts = reduced.traffic
             if part.is_lossy:
@@ -302,7 +298,7 @@ class Exchange:
         after = states[0]
         if bucket.is_lossy:
             after = before if given.dense else _by_shard(after, bucket, wire)
-        return sent, left, after, functools.reduce(add_traffic, traffic)
+        return sent, left, after, functools.reduce(base.add_traffic, traffic)
 
     def _pieces(self, bucket, given, wire):
         """Returns this rank's pieces of the leaves that are cut, and their traffic."""
@@ -321,11 +317,12 @@ class Exchange:
         inner = wire.ranks // self._across(wire).ranks
         listed = tables.listed(bucket, leaves, of_rows, wire.ranks, inner)
         for places, add_up in pieces.of_rows(listed, given.entered):
-            summed = add_up([wire.per_rank(leaves[i]) for i in places], wire)
+            mean = base.mean_asked(add_up, self.mean)
+            summed = add_up([wire.per_rank(leaves[i]) for i in places], wire, **mean)
             if summed is None:
                 continue
             for i, total in zip(places, summed.totals, strict=True):
-                rows = wire.mean_of(total.rows) if self.mean else total.rows
+                rows = total.rows if mean or not self.mean else wire.mean_of(total.rows)
                 rows = rows.astype(leaves[i].dtype)
                 sent[i] = RowGrads.marked(total.ids, rows, total.shape)
             traffic.append(summed.traffic)

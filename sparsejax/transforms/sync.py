@@ -11,16 +11,18 @@ leaves bucket by bucket, and `feedback` around it, for schemes that leave someth
 to know the ranks, and `sparsejax.init` provides them. `update` runs inside `jax.shard_map`.
 """
 
+import dataclasses
 from typing import Any, TypedDict
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from sparsejax import arguments
 from sparsejax.axes import AxisName, check_axis_name
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.all_reduce import AllReduce
-from sparsejax.schemes.base import LossyScheme, Scheme, narrowed
+from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.schemes.two_level import TwoLevel
 from sparsejax.state.memories import Memory, MomentumCorrection, Residual
 from sparsejax.transforms import buckets
@@ -160,6 +162,16 @@ def sync(
     return feedback(exchange, memory)
 
 
+def narrowed(scheme: Scheme, wire_dtype: jax.typing.DTypeLike) -> Scheme:
+    """Returns the scheme with another wire dtype; with two levels, that across hosts."""
+    fields: Any = scheme
+    if isinstance(scheme, TwoLevel):
+        return TwoLevel(narrowed(scheme.across, wire_dtype))
+    if "wire_dtype" in {field.name for field in dataclasses.fields(fields)}:
+        return dataclasses.replace(fields, wire_dtype=jnp.dtype(wire_dtype))
+    raise ArgumentError(f"{type(scheme).__name__} has no wire_dtype to set: leave it out.")
+
+
 def _assignment(scheme, rules, wire_dtype):
     """Returns the assignment that the arguments of `sync` describe."""
     if isinstance(scheme, Assignment):
@@ -245,6 +257,4 @@ def _kinds(of):
 
 def _by_level(scheme):
     """Wraps a scheme in `TwoLevel`, unless it is `psum` or wrapped already."""
-    if isinstance(scheme, (AllReduce, TwoLevel)):
-        return scheme
-    return TwoLevel(scheme)
+    return scheme if isinstance(scheme, (AllReduce, TwoLevel)) else TwoLevel(scheme)

@@ -15,7 +15,8 @@ import optax
 import sparsejax
 from sparsejax import schemes, sparsifiers
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.schemes.base import LossyScheme, narrowed
+from sparsejax.schemes.base import LossyScheme
+from sparsejax.transforms.sync import narrowed
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.wire import ladder
 from tests import helpers

@@ -44,6 +44,7 @@ from tests.helpers.programs import (
     Collective as Collective,
     collective_equations as collective_equations,
     collectives as collectives,
+    equations as equations,
     every_platform as every_platform,
     for_gpus as for_gpus,
     rounds_of as rounds_of,

@@ -166,17 +166,18 @@ def traced_collectives(
 
 def scatters(program: Any) -> list[int]:
     """Returns for each scatter of a jaxpr the number of its updates."""
-    indices = [eqn.invars[1].aval.shape for eqn in _scatters(program.jaxpr)]
-    return [math.prod(shape[:-1]) for shape in indices]
+    found = [eqn for _, eqn in equations(program) if "scatter" in eqn.primitive.name]
+    return [math.prod(eqn.invars[1].aval.shape[:-1]) for eqn in found]
 
 
-def _scatters(jaxpr) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name.startswith("scatter"):
-            yield eqn
-        for value in eqn.params.values():
-            for inner in _jaxprs(value):
-                yield from _scatters(inner)
+def equations(program: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """Yields the path, as of a `Collective`, and the equation, for each of a jaxpr."""
+    for eqn in getattr(program, "jaxpr", program).eqns:
+        yield path, eqn
+        for key, value in eqn.params.items():
+            for number, inner in enumerate(_jaxprs(value)):
+                step = _step(eqn.primitive.name, key, number)
+                yield from equations(inner, path + step)
 
 
 def sent_bytes(collective: Collective, n: int) -> float:

@@ -64,7 +64,7 @@ class OmniReduce(SparseScheme):
         ladder.check_ratio(self.ratio)
         arguments.check_dtype("wire_dtype", self.wire_dtype)
 
-    def __call__(self, x, state, wire):
+    def __call__(self, x, state, wire, mean=False):
         n = wire.ranks
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, wire)
@@ -80,7 +80,7 @@ class OmniReduce(SparseScheme):
         before = jnp.mean(flags.astype(jnp.float32))
         flags = jnp.any(jnp.pad(flags, (0, rest)).reshape(count, units), axis=1)
         layout = Contiguous(self.aggregators).over(count, n)
-        total, traffic = self._push_pull(Dense(blocks, flags), wire, layout)
+        total, traffic = self._push_pull(Dense(blocks, flags), wire, layout, mean)
         total = total.reshape(-1, *x.shape[1:])[: x.shape[0]]
         after = bits.density(total)
         before, sent = wire.maximum(before)
@@ -92,10 +92,10 @@ class OmniReduce(SparseScheme):
         )
         return base.Reduced(total, None, state, traffic)
 
-    def rows(self, tables, wire):
+    def rows(self, tables, wire, mean=False):
         """Sums listed rows by the aggregators of their ranges; each row is a block."""
         ranges = Contiguous(self.aggregators)
-        return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), ranges)
+        return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), ranges, mean)
 
     def forecast(self, load):
         ranges = Contiguous(self.aggregators)

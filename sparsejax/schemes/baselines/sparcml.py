@@ -77,8 +77,8 @@ class SparCML(SparseScheme):
     def __call__(self, x, state, wire):
         return self._scheme(x, state, wire)
 
-    def rows(self, tables, wire):
-        return self._scheme.rows(tables, wire)
+    def rows(self, tables, wire, mean=False):
+        return self._scheme.rows(tables, wire, mean)
 
     def forecast(self, load):
         return self._scheme.forecast(load)

@@ -66,11 +66,11 @@ class SparsePS(SparseScheme):
     def init(self, like, wire):
         return self._scheme.init(like, wire)
 
-    def __call__(self, x, state, wire):
-        return self._scheme(x, state, wire)
+    def __call__(self, x, state, wire, mean=False):
+        return self._scheme(x, state, wire, mean=mean)
 
-    def rows(self, tables, wire):
-        return self._scheme.rows(tables, wire)
+    def rows(self, tables, wire, mean=False):
+        return self._scheme.rows(tables, wire, mean)
 
     def forecast(self, load):
         return self._scheme.forecast(load)

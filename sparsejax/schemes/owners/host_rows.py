@@ -44,6 +44,7 @@ class HostRows:
         wire: All ranks.
         outer: The ranks at the same place of all hosts.
         inner: The ranks of a host.
+        mean: Whether sums are divided by the number of all ranks.
     """
 
     across: base.Scheme
@@ -51,6 +52,7 @@ class HostRows:
     wire: Wire
     outer: Wire
     inner: Wire
+    mean: bool
 
     def __call__(self, tables: Sequence[RowGrads]) -> base.SummedRows | None:
         """Sums listed rows; returns None if the scheme sends no lists of rows."""
@@ -95,7 +97,8 @@ class HostRows:
         totals, spread = [], 0.0
         for table, total in zip(parts.tables, across.totals, strict=True):
             slots, of_slots = self.inner.all_gather(total.ids)
-            rows, of_rows = self.inner.all_gather(total.rows)
+            rows = self.wire.mean_of(total.rows) if self.mean else total.rows
+            rows, of_rows = self.inner.all_gather(rows)
             totals.append(table.total(table.places(slots), rows))
             spread += of_slots + of_rows
         counts = [jnp.sum(x.ids < x.shape[0], dtype=jnp.float32) for x in totals]
@@ -107,7 +110,8 @@ class HostRows:
 
     def _to_all(self, tables):
         """Gathers all lists of all ranks."""
-        return row_lists.gathered(tables, self.wire.narrowed(self.across.wire_dtype))
+        wire = self.wire.narrowed(self.across.wire_dtype)
+        return row_lists.gathered(tables, wire, mean=self.mean)
 
 
 def _with_room(done: base.SummedRows, rooms: Sequence[int]) -> base.SummedRows:

@@ -25,6 +25,10 @@ all-reduce and the agreed numbers. If one part holds nearly all units, as with `
 with fewer servers than ranks, the dense pull is an all-reduce of the sums, and the bytes of
 the push come on top.
 
+For a mean, owners divide the sums that they send, so no rank reads the whole result again.
+An all-reduce divides its own result. If values travel in a narrower dtype, results are
+divided in their own dtype once they have arrived.
+
 On GPUs the push has a branch of its own, which sends entries or nothing. The pull then
 chooses among entries, all sums, and, if nothing was pushed, the all-reduce.
 """
@@ -81,22 +85,23 @@ class PushPull:
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __call__(
-        self, x: Units, wire: Wire, layout: Layout
+        self, x: Units, wire: Wire, layout: Layout, mean: bool = False
     ) -> tuple[jax.Array, base.Traffic]:
-        """Sums x over the ranks; returns the sum and the traffic.
+        """Sums x over the ranks; returns the sum, or the mean, and the traffic.
 
         Args:
             x: [units] or [units, width], on at least two ranks, not empty.
             wire: The ranks.
             layout: The owner of each unit.
+            mean: Whether the sum is divided by the number of ranks.
         """
-        stages = self.over(x, wire, layout)
+        stages = self.over(x, wire, layout, mean)
         if not stages.plan.may_pay:
             dense = base.sum_densely(x, None, stages.wire)
-            return dense.total, dense.traffic
+            return wire.mean_of(dense.total) if mean else dense.total, dense.traffic
         return stages(x, stages.count(x, x.present()))
 
-    def over(self, x: Units, wire: Wire, layout: Layout) -> "Stages":
+    def over(self, x: Units, wire: Wire, layout: Layout, mean: bool = False) -> "Stages":
         """Returns the stages for arrays like x; for the arguments see `__call__`."""
         wire = wire.narrowed(self.wire_dtype)
         narrow = wire.travelling(x.dtype)
@@ -105,7 +110,7 @@ class PushPull:
             layout.size, layout.ranks, layout.width, size, dense, layout.memory
         )
         owned = Owned(wire, layout, plan, narrow)
-        return Stages(wire, layout, self.way, plan, owned, wide(x.dtype))
+        return Stages(wire, layout, self.way, plan, owned, x.dtype, mean)
 
     def plan(
         self,
@@ -136,7 +141,8 @@ class Stages:
         way: The pull, by which sums return.
         plan: The message sizes and bytes.
         owned: The static properties of the sums of owners.
-        sum_dtype: The dtype in which owners add up.
+        dtype: The dtype of the array.
+        mean: Whether the sum is divided by the number of ranks.
     """
 
     wire: Wire
@@ -144,7 +150,8 @@ class Stages:
     way: Pull
     plan: OwnerPlan
     owned: Owned
-    sum_dtype: jnp.dtype
+    dtype: jnp.dtype
+    mean: bool
 
     def count(self, x: Units, present: jax.Array) -> Counts:
         """Splits the present units among their owners, and agrees on the counts.
@@ -170,6 +177,8 @@ class Stages:
                 functools.partial(self._all_reduce, known=known),
                 x,
             )
+        if self.mean and self.owned.dtype != self.dtype:
+            total = self.wire.mean_of(total)
         before = known.most.astype(jnp.float32) / self.layout.size
         return total, base.traffic(
             push,
@@ -185,6 +194,7 @@ class Stages:
 
     def _all_reduce(self, x, known):
         total, sent = self.wire.all_reduce(x.dense())
+        total = self._divided(total)
         half = base.stage(sent / 2, sent / 2, 1, known.imbalance)
         return total, half, half, nonzero_units(total), jnp.float32(0)
 
@@ -226,9 +236,11 @@ class Stages:
             by = "Algorithm 1, MurmurHash(memory=...),"
             ordered.check_placed(self.wire, x.axes, by)
 
+        sum_dtype = wide(self.dtype)
+
         def add(totals, sender, slots, values):
             del sender
-            return totals.at[slots].add(values.astype(self.sum_dtype), mode="drop")
+            return totals.at[slots].add(values.astype(sum_dtype), mode="drop")
 
         totals, pushed = messages.transmit(
             self.plan.push,
@@ -237,7 +249,7 @@ class Stages:
             self._source(x, known),
             known.fullest,
             messages.Fold(
-                jnp.zeros((width, *x.shape[1:]), self.sum_dtype),
+                jnp.zeros((width, *x.shape[1:]), sum_dtype),
                 add,
                 in_order=ordered.is_ordered(self.wire, x.axes),
                 into=messages.Into(),
@@ -253,8 +265,13 @@ class Stages:
         return total, push, pulled.stage, pulled.units, pulled.scalars
 
     def travelling(self, totals: jax.Array) -> jax.Array:
-        """Casts this owner's sums to the dtype of the wire."""
-        return totals.astype(self.owned.dtype)
+        """Casts this owner's sums to the dtype of the wire, and divides them for a mean."""
+        return self._divided(totals.astype(self.owned.dtype))
+
+    def _divided(self, total):
+        """Divides a sum for a mean, unless that is done in the dtype of the array."""
+        divides = self.mean and self.owned.dtype == self.dtype
+        return self.wire.mean_of(total) if divides else total
 
     def _with_flags(self, totals):
         """Casts sums, and returns which rows are non-zero: one kernel computes both."""

@@ -9,7 +9,8 @@ On the wire, with n ranks and a capacity of K rows on each:
     pull    all_gather of slots and sums, from each rank to all
 
 The push is that of `row_parts`. Each row is summed by one rank and copied from there, so
-all ranks hold the same bits. Several tables are one exchange.
+all ranks hold the same bits. Several tables are one exchange. For a mean owners divide
+their sums; if rows travel in a narrower dtype, the sums are divided once they have arrived.
 
 Messages have one of a few sizes (`row_lists`), the smallest that holds the fullest part.
 Lists that exceed the capacity of their parts are sent to all ranks instead, and each rank
@@ -44,7 +45,10 @@ from sparsejax.wire.collectives import Wire
 
 
 def add_up(
-    tables: Sequence[RowGrads], wire: Wire, ownership: Ownership = StripedHash()
+    tables: Sequence[RowGrads],
+    wire: Wire,
+    ownership: Ownership = StripedHash(),
+    mean: bool = False,
 ) -> base.SummedRows:
     """Sums listed rows over the ranks; the sums are the same on all ranks.
 
@@ -52,6 +56,7 @@ def add_up(
         tables: This rank's rows of each table, all of one width and dtype; ids may repeat.
         wire: The ranks, and the dtype in which rows travel.
         ownership: The rule for the owner of each row; one that needs no tables.
+        mean: Whether the sums are divided by the number of ranks.
 
     Returns:
         For each table rows of distinct ids, with a capacity for all rows that ranks list,
@@ -60,7 +65,7 @@ def add_up(
     if row_lists.is_trivial(tables, wire):
         return row_lists.of_one_rank(tables, wire)
     row_lists.check_listed(sum(table.capacity for table in tables), wire)
-    return _RowExchange(RowParts.of(tables, wire, ownership))()
+    return _RowExchange(RowParts.of(tables, wire, ownership), mean)()
 
 
 def bytes_to_all(listed: int, ranks: int, row_bytes: int) -> float:
@@ -73,6 +78,7 @@ class _RowExchange:
     """The exchange of lists of rows, by the parts of their owners."""
 
     parts: RowParts
+    mean: bool
 
     @property
     def wire(self) -> Wire:
@@ -93,6 +99,8 @@ class _RowExchange:
             lists.starts[:, 0],
             grads.rows,
         )
+        if self.mean and parts.lists.dtype != grads.dtype:
+            found = [(places, self.wire.mean_of(rows)) for places, rows in found]
         totals = [t.total(*each) for t, each in zip(parts.tables, found, strict=True)]
         counts = [jnp.sum(t.ids < t.shape[0]) for t in totals]
         after = functools.reduce(jnp.add, counts).astype(jnp.float32)
@@ -111,10 +119,16 @@ class _RowExchange:
         """Pushes rows to owners, which sum them, and pulls the sums."""
         each = (self.wire.ranks - 1) / self.wire.ranks * self.parts.lists.row_bytes
         owned, sums, pushed = self.parts.push(keys, of_row, starts, rows, fullest)
-        slots, sums, pulled, messages, agreed = self._pull(owned, sums)
+        slots, sums, pulled, messages, agreed = self._pull(owned, self._divided(sums))
         push = base.stage(pushed, each * most, 1)
         pull = base.stage(pulled, each, messages)
         return self._of_owners(slots, sums), push, pull, agreed
+
+    def _divided(self, sums):
+        """Casts sums to the dtype of the wire, and divides them for a mean."""
+        sums = sums.astype(self.parts.lists.dtype)
+        divides = self.mean and sums.dtype == self.parts.grads.dtype
+        return self.wire.mean_of(sums) if divides else sums
 
     def _pull(self, owned, sums):
         """Returns slots and sums of all owners, bytes, messages, and bytes of the pmax."""
@@ -149,7 +163,7 @@ class _RowExchange:
         def added_up(rows):
             gathered, _ = self.wire.all_gather(rows)
             total = parts.lists.add_up(of_row, gathered, capacity)
-            found = by_table(listed, total.astype(dtype), slots, rooms)
+            found = by_table(listed, self._divided(total), slots, rooms)
             return list(map(_padded, tables, found))
 
         # Some columns of all rows at a time: each is summed in the order of the ranks.

@@ -103,20 +103,21 @@ class BalancedParallelism(SparseScheme):
             ranks = base.known_ranks(self, wire).ranks
         return self.ownership.tables(like.shape[0], ranks)
 
-    def __call__(self, x, state, wire):
+    def __call__(self, x, state, wire, mean=False):
         n = wire.ranks
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
         layout = self.ownership.over(x.shape[0], n, state)
-        total, traffic = self.push_pull(x, wire, layout)
+        total, traffic = self.push_pull(x, wire, layout, mean)
         return base.Reduced(total, None, state, traffic)
 
-    def rows(self, tables, wire):
+    def rows(self, tables, wire, mean=False):
         """Sums listed rows by owners; returns None if the ownership needs tables."""
         if self.ownership.needs_tables:
             return None
-        return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), self.ownership)
+        wire = wire.narrowed(self.wire_dtype)
+        return owned_rows.add_up(tables, wire, self.ownership, mean)
 
     def forecast(self, load):
         if not load.listed:

@@ -126,9 +126,9 @@ class HierarchicalCentralization(SparseScheme):
         )
         return base.Reduced(done.total, None, curve, traffic)
 
-    def rows(self, tables, wire):
+    def rows(self, tables, wire, mean=False):
         """Gathers all lists in one round, which between two ranks is the swap."""
-        return row_lists.gathered(tables, wire.narrowed(self.wire_dtype))
+        return row_lists.gathered(tables, wire.narrowed(self.wire_dtype), mean=mean)
 
     def forecast(self, load):
         if load.listed:

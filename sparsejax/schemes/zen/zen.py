@@ -11,29 +11,23 @@ By default the number of ranks decides, so only one scheme is compiled:
     2       Hierarchical Centralization: the ranks swap their sets
     more    Balanced Parallelism: each unit has an owner
 
-Hierarchy saves most where sets do not overlap at all: one part in n + 1, without padding.
-But each of its hops processes the whole array, which owners process once. On 4, 8 and 16
-hosts at 100 and 250 Mbit/s hierarchy took longer in all measurements, by the clock and by
-the bytes and the work of one host (benchmarks/network/README.md).
+Hierarchy saves at most one part in n + 1, and each of its hops processes the whole array,
+which owners process once. On 4, 8 and 16 hosts at 100 and 250 Mbit/s it took longer in all
+measurements, by the clock and by the bytes and the work of one host
+(benchmarks/network/README.md).
 
-The theorem counts only bytes. With owners the push must arrive before the pull can begin,
-and ranks agree once more in between; a gather of all entries is one round. For few ranks it
-sends little more: n - 1 sets, where owners send up to as much, or half of that if all sets
-are the same. With `optimum="fastest"` three and four ranks choose between both in each
-step, by bytes, where a round counts as the bytes that are sent in its time
-(`ladder.ROUND`). Both are compiled. Their bytes are computed in the message sizes and index
-codes that each would use, from the number of entries of this step, on which one pmax
-agrees, and from the growth of sums in the last step (`growth`). All ranks compute with
-these numbers, so all take the same branch, and nothing is compiled again. In a first step
-nothing has been measured, and sums are assumed to be no fuller than one rank's array, which
-favours owners.
+The theorem counts only bytes. With owners the push must arrive before the pull can begin;
+a gather of all entries is one round, and for few ranks sends little more. With
+`optimum="fastest"` three and four ranks choose between both in each step, by bytes, where a
+round counts as the bytes that are sent in its time (`ladder.ROUND`). Both are compiled.
+Their bytes follow from the number of entries of this step, on which one pmax agrees, and
+from the growth of sums in the last step (`growth`), so all ranks take the same branch. In a
+first step sums are assumed to be no fuller than one rank's array, which favours owners.
 
 `optimum="bytes"` is for networks so slow that only bytes count. It chooses in the same way
 between the theorem's two optima, for any number of ranks. It takes owners in a first step,
 and where partial sums could send more than an all-reduce if this step's sets did not
-overlap. So it never sends more than an all-reduce and the agreed numbers. Balanced
-Parallelism measures only the shares of one rank and of the total; the first step with
-hierarchy corrects what was assumed of the sums between.
+overlap. So it never sends more than an all-reduce and the agreed numbers.
 
 "balanced" and "hierarchical" name one of the two.
 
@@ -139,8 +133,11 @@ class Zen(SparseScheme):
     def init(self, like, wire):
         return ZenState(growth.unknown(), self._balanced.init(like, wire))
 
-    def __call__(self, x, state, wire):
+    def __call__(self, x, state, wire, mean=False):
         n = wire.ranks
+        if mean and self._choice(n) != "balanced":
+            done = self(x, state, wire)
+            return done._replace(total=wire.mean_of(done.total))
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
@@ -151,9 +148,10 @@ class Zen(SparseScheme):
             done = self._hierarchical(n)(x, state.curve, wire)
             return done._replace(state=ZenState(done.state, state.tables))
         layout = self.ownership.over(x.shape[0], n, state.tables)
-        balanced = self._balanced.push_pull.over(x, wire, layout)
+        balanced = self._balanced.push_pull.over(x, wire, layout, mean)
         if not balanced.plan.may_pay:
-            return base.sum_densely(x, state, wire)
+            done = base.sum_densely(x, state, wire)
+            return done._replace(total=wire.mean_of(done.total)) if mean else done
         # All schemes use these flags of the non-zero units.
         flags = x.present()
         known = balanced.count(x, flags)
@@ -192,13 +190,15 @@ class Zen(SparseScheme):
             done = branches.cond(prefers, by_hierarchy, by_owners, x)
         return base.Reduced(*_in_order(done))
 
-    def rows(self, tables, wire):
+    def rows(self, tables, wire, mean=False):
         """Sums listed rows by owners, or by one gather or swap: see `for_rows`."""
         listed = sum(table.capacity for table in tables)
         height = sum(table.shape[0] for table in tables)
-        return self.for_rows(wire.ranks, listed, height).rows(tables, wire)
+        return self.for_rows(wire.ranks, listed, height).rows(tables, wire, mean)
 
-    def for_rows(self, ranks: int, listed: int, height: int) -> base.Scheme:
+    def for_rows(
+        self, ranks: int, listed: int, height: int
+    ) -> AGSparse | BalancedParallelism | HierarchicalCentralization:
         """Returns the scheme by which lists of rows are sent.
 
         Args:

@@ -1,0 +1,192 @@
+"""A mean is the sum divided once, bit for bit; owners divide before they send sums."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import schemes
+from sparsejax.state import tree
+from tests import helpers
+
+
+RANKS = 3  # so that a division is not exact
+SIZE = 1 << 12
+HEIGHT = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubled(schemes.Zen):
+    """A sum of a user's own, which knows nothing of means."""
+
+    def __call__(self, x, state, wire):
+        done = super().__call__(x, state, wire)
+        return schemes.Reduced(2 * done.total, None, done.state, done.traffic)
+
+    def rows(self, tables, wire):
+        done = super().rows(tables, wire)
+        totals = [dataclasses.replace(x, rows=2 * x.rows) for x in done.totals]
+        return done._replace(totals=totals)
+
+
+SCHEMES = {
+    "zen": schemes.Zen(),
+    "spread": schemes.BalancedParallelism(pull="spread"),
+    "doubling": schemes.BalancedParallelism(pull="doubling"),
+    "all_sums": schemes.BalancedParallelism(pull="dense"),
+    "algorithm_1": schemes.BalancedParallelism(
+        ownership=sparsejax.units.ownership.MurmurHash(memory=0.25)
+    ),
+    "sparse_ps": schemes.SparsePS(),
+    "by_bytes": schemes.Zen("bytes"),
+    "hierarchical": schemes.Zen("hierarchical"),
+    "omni_reduce": schemes.OmniReduce(block=32),
+    "ag_sparse": schemes.AGSparse(),
+    "doubled": Doubled(),
+}
+by_name = pytest.mark.parametrize("name", helpers.mostly_slow(SCHEMES, "zen", "doubled"))
+
+
+def sums_and_means(scheme, grads, mesh=None, axes=helpers.AXIS, **options):
+    """Returns the sums and the means of gradients, stacked by rank."""
+    mesh = mesh or helpers.mesh_of(len(grads))
+    made = {"rules": {"": "sparse"}, **options}
+    txs = [sparsejax.sync(scheme, axes, reduce=by, **made) for by in ("sum", "mean")]
+
+    def run(x):
+        like = {"w": np.zeros(x.shape[1:], x.dtype)}
+        done = [tx.update({"w": x[0]}, tx.init(like))[0]["w"][None] for tx in txs]
+        return tuple(done)
+
+    step = helpers.shard_map(run, mesh=mesh, in_specs=P(axes), out_specs=P(axes))
+    step = jax.jit(step)
+    return [[np.asarray(x) for x in step(grad)] for grad in grads_by_density(grads)]
+
+
+def grads_by_density(grads):
+    """Returns gradients that are sent as entries, as all sums, and by an all-reduce."""
+    units = np.arange(grads.shape[1]) % 64
+    shape = (1, -1, *(1,) * (grads.ndim - 2))
+    sets = [units == 0, units % 2 == 0, units >= 0]
+    return [np.where(kept.reshape(shape), grads, 0).astype(grads.dtype) for kept in sets]
+
+
+def check(found):
+    # By XLA, which multiplies by the reciprocal of a constant.
+    divide = jax.jit(lambda x: (x.astype(jnp.float32) / len(x)).astype(x.dtype))
+    for sums, means in found:
+        assert np.any(sums)
+        assert np.asarray(divide(sums)).tobytes() == means.tobytes()
+        helpers.assert_same_on_all_ranks(means)
+
+
+def drawn(ranks=RANKS, shape=(SIZE,), dtype=np.float32):
+    return np.random.default_rng(5).standard_normal((ranks, *shape)).astype(dtype)
+
+
+@by_name
+def test_a_mean_is_the_sum_divided_once(name):
+    check(sums_and_means(SCHEMES[name], drawn()))
+
+
+@pytest.mark.parametrize("options", [{}, *helpers.slow({"wire_dtype": "bfloat16"})])
+@pytest.mark.parametrize("dtype", [jnp.float32, *helpers.slow(jnp.bfloat16)])
+def test_a_mean_of_a_table_on_gpus_is_the_sum_divided_once(dtype, options):
+    with helpers.traced_for("cuda"):
+        grads = drawn(shape=(1024, 8), dtype=dtype)
+        found = sums_and_means(schemes.Zen(), grads, **options)
+    check(found)
+
+
+def test_a_mean_over_two_levels_is_the_sum_divided_once():
+    mesh, axes = helpers.grid(hosts=3, devices=2), ("hosts", "devices")
+    check(sums_and_means(schemes.Zen(), drawn(6), mesh, axes, two_level=True))
+
+
+def means_of_rows(scheme, dtype, which="drawn", mesh=None, axes=helpers.AXIS, **options):
+    """Returns the sums and the means of listed rows of two tables, as for arrays."""
+    mesh = mesh or helpers.mesh_of(RANKS)
+    ids = np.random.default_rng(3).integers(0, 90, (mesh.size, 40)).astype(np.int32)
+    if which == "of one owner":
+        ids = helpers.of_one_owner(mesh.size, HEIGHT, 40).astype(np.int32)
+    rows = drawn(mesh.size, (40, 8), dtype)
+    txs = [sparsejax.sync(scheme, axes, reduce=by, **options) for by in ("sum", "mean")]
+    like = {name: np.zeros((HEIGHT, 8), dtype) for name in "ab"}
+
+    def run(ids, rows):
+        grads = {name: sparsejax.RowGrads(ids[0], rows[0], (HEIGHT, 8)) for name in like}
+        found = [tx.update(grads, tx.init(like))[0] for tx in txs]
+        return [
+            jnp.stack([tree.to_dense(x) for x in each.values()])[None] for each in found
+        ]
+
+    step = helpers.shard_map(run, mesh=mesh, in_specs=P(axes), out_specs=P(axes))
+    return [[np.asarray(x) for x in jax.jit(step)(ids, rows)]]
+
+
+@by_name
+def test_a_mean_of_listed_rows_is_the_sum_divided_once(name):
+    check(means_of_rows(SCHEMES[name], np.float32))
+
+
+of_lists = pytest.mark.parametrize("which", ["drawn", *helpers.slow("of one owner")])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, *helpers.slow(jnp.bfloat16)])
+@pytest.mark.parametrize("options", [{}, *helpers.slow({"wire_dtype": "bfloat16"})])
+@of_lists
+def test_a_mean_of_listed_rows_by_owners_on_gpus_is_the_sum_divided_once(
+    which, options, dtype
+):
+    with helpers.traced_for("cuda"):
+        found = means_of_rows(schemes.Zen("balanced"), dtype, which, **options)
+    check(found)
+
+
+@of_lists
+def test_a_mean_of_listed_rows_over_two_levels_is_the_sum_divided_once(which):
+    mesh, axes = helpers.grid(hosts=3, devices=2), ("hosts", "devices")
+    check(means_of_rows(schemes.Zen(), np.float32, which, mesh, axes, two_level=True))
+
+
+def divisions(platform, scheme, update):
+    """Returns the sizes of divisions inside branches or loops, and of those outside."""
+    tx = sparsejax.sync(scheme, rules={"": "sparse"})
+    with helpers.traced_for(platform):
+        step = helpers.stacked(lambda x: update(tx, x), RANKS)
+        program = jax.make_jaxpr(step)(drawn())
+    found = [
+        (bool(path), math.prod(eqn.outvars[0].aval.shape))
+        for path, eqn in helpers.equations(program)
+        if eqn.primitive.name == "div" and eqn.outvars[0].aval.dtype == jnp.float32
+    ]
+    return [[size for i, size in found if i == inside and size > 9] for inside in (1, 0)]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_no_rank_divides_the_whole_result_of_owners(platform):
+    def update(tx, x):
+        return tx.update({"w": x}, tx.init({"w": np.zeros(SIZE, x.dtype)}))[0]["w"]
+
+    inside, outside = divisions(platform, schemes.Zen(), update)
+    # Owners divide their parts, and an all-reduce divides its result.
+    assert len(inside) == 2
+    assert min(inside) < 0.4 * SIZE < max(inside) == SIZE
+    assert not outside
+    assert divisions(platform, Doubled(), update) == [[], [SIZE]]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_no_rank_divides_all_sums_of_listed_rows_after_they_have_arrived(platform):
+    def update(tx, x):
+        rows = sparsejax.RowGrads(jnp.arange(40), x[:320].reshape(40, 8), (HEIGHT, 8))
+        return tx.update({"w": rows}, tx.init({"w": np.zeros((HEIGHT, 8))}))[0]["w"].rows
+
+    inside, outside = divisions(platform, schemes.Zen("balanced"), update)
+    assert inside
+    assert not outside
