@@ -166,7 +166,7 @@ def traced_collectives(
 
 def scatters(program: Any) -> list[int]:
     """Returns for each scatter of a jaxpr the number of its updates."""
-    found = [eqn for _, eqn in equations(program) if "scatter" in eqn.primitive.name]
+    found = [e for _, e in equations(program) if e.primitive.name.startswith("scatter")]
     return [math.prod(eqn.invars[1].aval.shape[:-1]) for eqn in found]
 
 
