@@ -130,6 +130,7 @@ class DataParallel:
         job = Setup("trainer.init", self._mesh, timeout)
         with job.made_ready():
             check_key(key)
+            of_variables.check_trained(params)
             if self._overlap:
                 of_variables.check_by_rank(variables, self._variables)
             specs.check_shards(params, self._mesh)

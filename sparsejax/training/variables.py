@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from sparsejax import axes
 from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError, StateError
+from sparsejax.errors import ArgumentError, LeafError, StateError
 from sparsejax.state import tree
 from sparsejax.state.per_rank import PerRank
 from sparsejax.training.on_rank.shares import Share
@@ -40,6 +40,20 @@ def check_by_rank(values: Any, kinds: Any) -> None:
             "variables over ranks is one: give it variables='by_rank', or leave overlap "
             "out."
         )
+
+
+def check_trained(params: Any) -> None:
+    """Raises if a parameter has a type of which there is no gradient."""
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
+        is_number = isinstance(leaf, bool | int)
+        dtype = type(leaf).__name__ if is_number else getattr(leaf, "dtype", None)
+        if is_number or (dtype is not None and not jnp.issubdtype(dtype, jnp.inexact)):
+            raise LeafError(
+                f"trainer.init: the parameter {tree.named(keys)!r} is {dtype}, of which "
+                "there is no gradient. Arrays that no gradient trains go to "
+                "trainer.init(params, variables=...): loss_fn is given them as variables, "
+                "and returns them, changed or as they are."
+            )
 
 
 def wrapped(values: Any, kinds: Any, axis_name: AxisName) -> Any:
