@@ -9,7 +9,8 @@ reduction of an optimizer over a whole gradient, such as its norm, is also over 
 and over no other.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -95,6 +96,7 @@ class OnRank(NamedTuple):
         grads: Any,
         state: Moved,
         params: Any,
+        extra: Mapping[str, Any],
     ) -> Moved:
         """Takes one step of this rank.
 
@@ -103,6 +105,7 @@ class OnRank(NamedTuple):
             grads: This rank's gradients.
             state: The offset and the optimizer's state before the step.
             params: The anchor.
+            extra: Further arguments of the optimizer.
         """
         paths, leaves, structure = _flattened(grads)
         for path, leaf in zip(paths, leaves, strict=True):
@@ -112,7 +115,7 @@ class OnRank(NamedTuple):
         check_ranks(state, self.wire.ranks)
         check_like(state.offset, paths, leaves, structure)
         own = jax.tree.map(lambda x: x[0], state.inner.value)
-        updates, after = inner.update(grads, own, moved(params, state.offset))
+        updates, after = inner.update(grads, own, moved(params, state.offset), **extra)
         offset = jax.tree.map(_plus, state.offset.value, _with_axis(updates))
         after = self.wire.per_rank(_with_axis(after))
         return Moved(state.offset.with_value(offset), state.inner.with_value(after))
@@ -175,6 +178,7 @@ class Stacked(NamedTuple):
         grads: Any,
         state: Moved,
         params: Any,
+        extra: Mapping[str, Any],
     ) -> Moved:
         """Takes one step of every rank; see `OnRank.step`."""
         _, nodes, structure = _flattened(grads)
@@ -184,7 +188,8 @@ class Stacked(NamedTuple):
             for x, row, spec in zip(anchors, rows, self.specs, strict=True)
         ]
         given = structure.unflatten([node.value for node in nodes])
-        update = jax.vmap(inner.update, spmd_axis_name=self._auto_axes())
+        inside = functools.partial(inner.update, **extra)
+        update = jax.vmap(inside, spmd_axis_name=self._auto_axes())
         updates, after = update(given, state.inner.value, structure.unflatten(own))
         offset = jax.tree.map(_plus, state.offset.value, updates)
         known = self._known(params, structure)

@@ -138,8 +138,8 @@ class Overlap:
 
     def _step(self, grads, state, params=None, **extra):
         """Takes an inner step, and returns zeros as updates."""
-        del extra
-        _, state = self._rounds.advance(grads, state, params)
+        extra.pop("ids", None)
+        _, state = self._rounds.advance(grads, state, params, extra)
         return jax.tree.map(jnp.zeros_like, params), state
 
     def _ended(self, opt_state):

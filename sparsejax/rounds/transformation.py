@@ -19,6 +19,7 @@ between (`overlap`), with the same result.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -95,7 +96,7 @@ class Rounds:
         """Takes an inner step, and the exchanges and outer steps that are due after it."""
         extra.pop("ids", None)
         checks.check_delayed(self.schedule.delay, extra)
-        ranks, after = self.advance(grads, state, params)
+        ranks, after = self.advance(grads, state, params, extra)
         fragments, updates, states = self.fragments(params), [], []
         for number in range(fragments.count):
             own = self._sent(after.fragment(fragments, number), state.step, number)
@@ -113,9 +114,16 @@ class Rounds:
         return fragments.together(updates), after.with_fragments(fragments, states)
 
     def advance(
-        self, grads: Any, state: LocalStepsState, params: Any
+        self, grads: Any, state: LocalStepsState, params: Any, extra: Mapping[str, Any]
     ) -> tuple[OnRank | Stacked, LocalStepsState]:
-        """Takes an inner step; returns the ranks and the state after it. Sends nothing."""
+        """Takes an inner step; returns the ranks and the state after it. Sends nothing.
+
+        Args:
+            grads: The gradients.
+            state: The state before the step.
+            params: The anchor.
+            extra: Further arguments of the inner optimizer.
+        """
         check_kind(state, LocalStepsState, f"{checks.CALL} (every={self.schedule.every})")
         if self.schedule.period is not None:
             self.schedule.period.check(state.period, checks.CALL)
@@ -125,7 +133,8 @@ class Rounds:
             ranks = Stacked.of(grads, state.offset, mesh)
         else:
             ranks = OnRank(Wire.over(self.axis_name, checks.UPDATE))
-        moved = ranks.step(self.inner, grads, Moved(state.offset, state.inner), params)
+        before = Moved(state.offset, state.inner)
+        moved = ranks.step(self.inner, grads, before, params, extra)
         return ranks, state._replace(step=state.step + 1, **moved._asdict())
 
     @property
@@ -206,8 +215,9 @@ def local_steps(
     part once in a round. With `delay` the result of an exchange is applied that many steps
     after it began, and `sparsejax.rounds.Overlap` runs the exchange during these steps.
 
-    Further arguments of `update` go to `sync`, which is given those of the last step of a
-    round. With `weight=w`, a number that may differ by rank, the mean is sum(w d_r) /
+    Further arguments of `update` go to `inner`, as `value=` of
+    `optax.contrib.reduce_on_plateau`, and to `sync`, which is given those of the last step
+    of a round. With `weight=w`, a number that may differ by rank, the mean is sum(w d_r) /
     sum(w). A rank of weight 0 does not contribute. Its offset is lost if `sync` sends
     everything. A lossy `sync` refuses weights, except for `sparsejax.chunked_sync`, which
     keeps that offset in the residual.

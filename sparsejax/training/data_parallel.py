@@ -61,7 +61,9 @@ def data_parallel(
             given the next batch, too, and `flush` replaces `settle`. With
             `sparsejax.skip_nonfinite` around the whole chain, a step in which the gradient
             of any rank has a NaN or an infinity changes only `state.step`, which counts
-            batches; with its `report=True`, `step` raises `errors.BadNumberError`.
+            batches; with its `report=True`, `step` raises `errors.BadNumberError`. An
+            optimizer that requires `value`, as `optax.contrib.reduce_on_plateau`, is given
+            the mean of the loss over the ranks.
         mesh: The mesh.
         axis_name: The mesh axis over which the batch is split, if the mesh has several
             axes.

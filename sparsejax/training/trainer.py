@@ -17,7 +17,7 @@ from sparsejax.rounds import Overlap
 from sparsejax.state import observing
 from sparsejax.state.per_rank import check_ranks, check_whole
 from sparsejax.training import ahead, numbers, placing, variables as of_variables
-from sparsejax.training.on_rank import halves, losses, outputs
+from sparsejax.training.on_rank import asked, halves, losses, outputs
 from sparsejax.training.on_rank.by_rows import takes_rows
 from sparsejax.training.on_rank.losses import Loss
 from sparsejax.training.on_rank.program import Program, check_sends_nothing
@@ -315,12 +315,23 @@ class DataParallel:
         if key not in self._compiled:
             whole = self._whole_specs(state)
 
-            def step(state, *batches):
-                return self._step_program.step(state, batches, whole.opt_state)
+            def mapped(gives_value):
+                def step(state, *batches):
+                    of = batches, whole.opt_state, gives_value
+                    return self._step_program.step(state, *of)
 
-            out_specs = whole, self._step_program.output_specs()
-            mapped = self._on_ranks(step, whole, out_specs, 1 + has_next)
-            self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
+                out_specs = whole, self._step_program.output_specs()
+                return self._on_ranks(step, whole, out_specs, 1 + has_next)
+
+            def step(state, *batches):
+                # A program that fails while it is traced leaves nothing in this one.
+                try:
+                    return mapped(False)(state, *batches)
+                except asked.NeedsValueError:
+                    pass
+                return mapped(True)(state, *batches)
+
+            self._compiled[key] = jax.jit(step, donate_argnums=0 if self._donate else ())
         return self._compiled[key]
 
     def _evaluation(self, state):

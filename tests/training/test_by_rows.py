@@ -123,9 +123,9 @@ def test_a_capacity_that_cannot_be_one_is_refused_at_once(capacity, error, match
 
 
 def test_what_fails_with_arrays_too_is_not_blamed_on_rows():
-    plateau = optax.contrib.reduce_on_plateau()
-    tx = optax.chain(ZEN, plateau, sparsejax.lazy(optax.sgd(0.1)))
-    with pytest.raises(TypeError, match="value") as caught:
+    broken = optax.stateless(lambda updates, params: updates + "")
+    tx = optax.chain(ZEN, broken, sparsejax.lazy(optax.sgd(0.1)))
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
         trained(tx, 2)
     assert not isinstance(caught.value, errors.SparsejaxError)
 

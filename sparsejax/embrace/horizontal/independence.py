@@ -50,6 +50,14 @@ def check_apart(tx: Any, params: Any, block_of: dict[str, str], wire: Wire) -> N
     token = OUTLINE.set(True)
     try:
         traced = jax.make_jaxpr(update)([wire.per_rank(x) for x in leaves], held, leaves)
+    except TypeError as error:
+        if "required keyword-only argument" not in str(error):
+            raise
+        raise ArgumentError(
+            "sparsejax.embrace.horizontal updates a block before the loss that reads it is "
+            "computed, and gives its optimizer nothing but gradients, state and "
+            f"parameters: {error}. Leave out what needs more, or horizontal."
+        ) from error
     finally:
         OUTLINE.reset(token)
     own = [_BlockDependence(frozenset([block_of[path]])) for path in paths]

@@ -17,7 +17,7 @@ from sparsejax.rounds.state import find_state
 from sparsejax.rows import Capacity
 from sparsejax.state import observing
 from sparsejax.training import numbers, variables as of_variables
-from sparsejax.training.on_rank import halves, outputs
+from sparsejax.training.on_rank import asked, halves, outputs
 from sparsejax.training.on_rank.by_rows import (
     bounded,
     caught_up,
@@ -63,7 +63,11 @@ class Program:
     mean_loss: bool = True
 
     def step(
-        self, state: TrainState, batches: Sequence[Any], opt_specs: Any
+        self,
+        state: TrainState,
+        batches: Sequence[Any],
+        opt_specs: Any,
+        gives_value: bool = False,
     ) -> tuple[TrainState, Any]:
         """Returns the next state, and the loss, or the loss and auxiliary outputs.
 
@@ -71,6 +75,10 @@ class Program:
             state: The state on this rank.
             batches: This rank's share of the batch, and of the next one if it was given.
             opt_specs: The PartitionSpecs of the optimizer's state.
+            gives_value: Whether the optimizer is given the loss, as `value`.
+
+        Raises:
+            NeedsValueError: The optimizer needs `value`, and is not given it.
         """
         wire, batch = Wire(self.axis_name), batches[0]
         share = Share.of(batch, self.weight, wire)
@@ -93,9 +101,13 @@ class Program:
             extra["read"] = read
         if seen.ahead:
             extra["next_ids"] = self._read_next(state, params, batches[1:])
+        if gives_value:
+            # The number that the step returns, too, so that it is summed once.
+            loss = extra["value"] = self._loss_of_all(loss, share)
 
         def update(grads, params, opt_state):
-            updates, opt_state = updated(self.tx, grads, opt_state, params, extra)
+            with asked.errors_named(gives_value, self.mean_loss):
+                updates, opt_state = updated(self.tx, grads, opt_state, params, extra)
             names = frozenset(axes.axis_names(wire.axis))
             require_synchronized(updates, opt_state, opt_specs, names)
             return rows.apply_updates(params, updates), opt_state
@@ -108,7 +120,9 @@ class Program:
             new = of_variables.merged(variables, new, share)
             variables = numbers.kept(before[1], opt_state, variables, new)
         after = TrainState(state.step + 1, params, opt_state, variables, state.key)
-        return after, self._of_all(loss, aux, share)
+        if not gives_value:
+            loss = self._loss_of_all(loss, share)
+        return after, self._with_aux(loss, aux, share)
 
     def evaluation(self, state: TrainState, batch: Any, settle: bool) -> Any:
         """Returns the loss, or the loss and auxiliary outputs.
@@ -127,7 +141,7 @@ class Program:
         params = axes.local(params, wire.axis)
         given = of_variables.keywords(state, wire)
         loss, (aux, _) = self.eval_loss(params, batch, given)
-        return self._of_all(loss, aux, share)
+        return self._with_aux(self._loss_of_all(loss, share), aux, share)
 
     def output_specs(self) -> Any:
         """Returns the PartitionSpecs of the loss, and of auxiliary outputs."""
@@ -153,10 +167,13 @@ class Program:
         loss_fn = self._loss_of(following, batches[0], share)
         return gradients.rows_read(loss_fn, has_aux=True)(params)
 
-    def _of_all(self, loss, aux, share):
-        """Reduces the loss, and auxiliary outputs, over the ranks."""
+    def _loss_of_all(self, loss, share):
+        """Returns the mean of the loss over the ranks, or that of each."""
         share.require_same_elsewhere("what loss_fn returns", loss)
-        loss = share.mean(loss) if self.mean_loss else share.wire.per_rank(loss[None])
+        return share.mean(loss) if self.mean_loss else share.wire.per_rank(loss[None])
+
+    def _with_aux(self, loss, aux, share):
+        """Returns the loss, and auxiliary outputs if there are any, over the ranks."""
         if not self.has_aux:
             return loss
         return loss, outputs.put_together(aux, self.aux, share)
