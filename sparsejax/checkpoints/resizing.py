@@ -32,8 +32,9 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     A round of `sparsejax.local_steps` continues: the anchor, the outer optimizer and the
     number of steps are kept. Each new rank begins with the mean of the old ranks' offsets
     and inner moments. So the mean of the offsets is kept, and their differences are lost.
-    Values that are not floating-point, such as a count or a PRNG key, new rank r takes from
-    old rank r modulo the number of old ranks.
+    Variables that a trainer keeps by rank are averaged, too. Of both, values that are not
+    floating-point, such as a count or a PRNG key, new rank r takes from old rank r modulo
+    the number of old ranks.
 
     Args:
         state: The whole state, as a checkpoint of orbax returns it when restored into
@@ -82,8 +83,10 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             return x.resized(fresh, _whole, tree.written(keys))
         if isinstance(x, PerRank):
             _check_columns(x, fresh)
-            # A value derived from leaves, such as a threshold, is averaged, never shared.
-            spread = _averaged if x.is_own else _spread(mean or x.paths is not None)
+            # A rank's own value, such as a variable, or one that is derived from leaves,
+            # such as a threshold, is no share of a sum.
+            is_value = x.is_own or x.paths is not None
+            spread = _averaged if is_value else _spread(mean)
             value = jax.tree_util.tree_map_with_path(spread, x.value, fresh.value)
             return fresh.with_value(value)
         if is_pending(x):

@@ -103,6 +103,7 @@ class DataParallel:
         self._options |= {"check_every": check_every, "donate": donate}
         self._options["check_vma"] = check_vma
         self._checked = Checked(check_every, self._axis_name)
+        self._reports = numbers.Reports()
         self._compiled: dict[Any, Any] = {}
         processes = {device.process_index for device in mesh.devices.flat}
         self._reported = ahead.ReportedBatch(len(processes))
@@ -210,6 +211,7 @@ class DataParallel:
             state = placing.on_mesh(state, self._mesh, whole, "trainer.step")
             if self._overlap:
                 self._overlap.restart()
+            self._reports.before(state)
         self._checked.before(state)
         is_ahead = self._is_ahead(state.params)
         ahead.check_next(is_ahead, batch, next_batch)
@@ -227,7 +229,7 @@ class DataParallel:
             after = after._replace(params=params, opt_state=opt_state)
         self._checked.after(after)
         self._reported.after(after.step, announced)
-        numbers.check(after)
+        self._reports.after(after)
         return after, out
 
     def flush(self, state: TrainState) -> TrainState:
