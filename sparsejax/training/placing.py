@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -19,6 +20,14 @@ from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.placement import specs
 from sparsejax.state import tree
+
+
+# Why a trainer takes no traced arrays, for messages.
+TRACED = (
+    "the trainer's step and evaluation are compiled by themselves. Call them outside of "
+    "jax.jit, jax.lax.scan and jax.grad; inside of these write a shard_map of your own, as "
+    "docs/shard_map.md does."
+)
 
 
 def on_all_processes(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
@@ -162,6 +171,12 @@ class Batches:
         return jax.tree_util.tree_map_with_path(self._placed, batch)
 
     def _placed(self, path, x):
+        if isinstance(x, Tracer):
+            name = f"whose leaf {tree.named(path)!r}" if path else "that"
+            raise ArgumentError(
+                f"the trainer was given a batch {name} is being traced, "
+                f"{jax.typeof(x)}: {TRACED}"
+            )
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             self._check(path, x, self._ranks)
             return x

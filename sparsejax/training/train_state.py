@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import PartitionSpec
 
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError, StateError
+from sparsejax.errors import ArgumentError, SparsejaxError, StateError
 from sparsejax.monitor.replicas import check_replicas
 from sparsejax.state import sharded, tree
 from sparsejax.wire.collectives import Wire
@@ -65,12 +66,13 @@ def check_key(key: Any) -> None:
         )
 
 
-def require_usable(state: Any, call: str) -> None:
+def require_usable(state: Any, call: str, *, traced: str = "") -> None:
     """Raises unless the state is a `TrainState` whose arrays are not deleted.
 
     Args:
         state: The state that the caller was given.
         call: The name of the public method, for the error.
+        traced: Why no array may be traced, for the error; if empty, they may be.
     """
     if not isinstance(state, TrainState):
         raise StateError(
@@ -82,7 +84,31 @@ def require_usable(state: Any, call: str) -> None:
         call,
         ", state, loss = trainer.step(state, batch); or make the trainer with "
         "sparsejax.data_parallel(..., donate=False), whose steps leave it as it is",
+        traced,
     )
+
+
+def require_opt_state(state: TrainState, tx: optax.GradientTransformation) -> None:
+    """Raises if a state is without the state that the optimizer keeps.
+
+    `evaluate` takes such a state, and a step does not.
+
+    Args:
+        state: The state that `trainer.step` was given.
+        tx: The optimizer.
+    """
+    if state.opt_state is not None:
+        return
+    try:
+        made = jax.eval_shape(tx.init, state.params)
+    except SparsejaxError:  # it is kept by rank, and so is not None
+        made = state
+    if made is not None:
+        raise StateError(
+            "trainer.step was given a state whose opt_state is None, which is enough for "
+            "trainer.evaluate alone: give it the state that trainer.init(params) made, or "
+            "that the last trainer.step returned."
+        )
 
 
 def require_synchronized(

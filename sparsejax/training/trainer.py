@@ -21,7 +21,13 @@ from sparsejax.training.on_rank import halves, losses, outputs
 from sparsejax.training.on_rank.by_rows import takes_rows
 from sparsejax.training.on_rank.losses import Loss
 from sparsejax.training.on_rank.program import Program, check_sends_nothing
-from sparsejax.training.train_state import Checked, TrainState, check_key, require_usable
+from sparsejax.training.train_state import (
+    Checked,
+    TrainState,
+    check_key,
+    require_opt_state,
+    require_usable,
+)
 from sparsejax.wire.collectives import Wire
 
 
@@ -201,7 +207,8 @@ class DataParallel:
             BadNumberError: With `sparsejax.skip_nonfinite(..., report=True)` for tx; its
                 `state` is the next state.
         """
-        require_usable(state, "trainer.step")
+        require_usable(state, "trainer.step", traced=placing.TRACED)
+        require_opt_state(state, self._tx)
         if not self._checked.is_last(state):
             # The state is not the result of the last step; it may be a restored one.
             check_whole(state)
