@@ -236,22 +236,10 @@ def rounding_error(x: jax.Array, sent: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(error), error, 0)
 
 
-def check_not_donated(tree: Any, call: str, fix: str = "", traced: str = "") -> None:
-    """Raises if an array was deleted, because it was donated to an earlier step.
-
-    Args:
-        tree: The state.
-        call: The call as the user wrote it, for the message.
-        fix: What else the user can do, for the message.
-        traced: Why no array may be traced, for the message; if empty, they may be.
-    """
+def check_not_donated(tree: Any, call: str, fix: str = "") -> None:
+    """Raises if an array was deleted, because it was donated to an earlier step."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
-            if traced and isinstance(leaf, Tracer):
-                raise ArgumentError(
-                    f"{call} was given a state whose leaf {named(path)!r} is being traced, "
-                    f"{jax.typeof(leaf)}: {traced}"
-                )
             continue
         if leaf.is_deleted():
             raise StateError(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from sparsejax import arguments, axes
@@ -66,13 +67,12 @@ def check_key(key: Any) -> None:
         )
 
 
-def require_usable(state: Any, call: str, *, traced: str = "") -> None:
+def require_usable(state: Any, call: str) -> None:
     """Raises unless the state is a `TrainState` whose arrays are not deleted.
 
     Args:
         state: The state that the caller was given.
         call: The name of the public method, for the error.
-        traced: Why no array may be traced, for the error; if empty, they may be.
     """
     if not isinstance(state, TrainState):
         raise StateError(
@@ -84,8 +84,22 @@ def require_usable(state: Any, call: str, *, traced: str = "") -> None:
         call,
         ", state, loss = trainer.step(state, batch); or make the trainer with "
         "sparsejax.data_parallel(..., donate=False), whose steps leave it as it is",
-        traced,
     )
+
+
+def require_not_traced(state: TrainState, why: str) -> None:
+    """Raises if an array of the state that `trainer.step` was given is being traced.
+
+    Args:
+        state: The state.
+        why: Why none may be, for the error.
+    """
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if isinstance(leaf, Tracer):
+            raise ArgumentError(
+                f"trainer.step was given a state whose leaf {tree.named(keys)!r} is being "
+                f"traced, {jax.typeof(leaf)}: {why}"
+            )
 
 
 def require_opt_state(state: TrainState, tx: optax.GradientTransformation) -> None:

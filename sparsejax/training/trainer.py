@@ -25,6 +25,7 @@ from sparsejax.training.train_state import (
     Checked,
     TrainState,
     check_key,
+    require_not_traced,
     require_opt_state,
     require_usable,
 )
@@ -136,6 +137,7 @@ class DataParallel:
         job = Setup("trainer.init", self._mesh, timeout)
         with job.made_ready():
             check_key(key)
+            of_variables.check_values(variables)
             if self._overlap:
                 of_variables.check_by_rank(variables, self._variables)
             specs.check_shards(params, self._mesh)
@@ -207,10 +209,11 @@ class DataParallel:
             BadNumberError: With `sparsejax.skip_nonfinite(..., report=True)` for tx; its
                 `state` is the next state.
         """
-        require_usable(state, "trainer.step", traced=placing.TRACED)
+        require_usable(state, "trainer.step")
         require_opt_state(state, self._tx)
         if not self._checked.is_last(state):
             # The state is not the result of the last step; it may be a restored one.
+            require_not_traced(state, placing.TRACED)
             check_whole(state)
             self._check_ranks(state)
             whole = self._whole_specs(state)

@@ -279,6 +279,10 @@ def test_arguments_in_another_order_are_an_error():
         ({"x": np.float32(1)}, r"\[\] for the array 'x'.*trainer.init\(params, key="),
         ({"x": np.array(["a", "b"])}, "numbers, and 'x' is ndarray of str.*tokenized"),
         ({"x": ["a", "b"]}, "numbers, and .* is str of str.*tokenized"),
+        ({"x": np.zeros(2, "M8[s]")}, r"'x' is .* of datetime64\[s\]: dates .*number"),
+        ({"x": np.zeros(2, "m8[s]")}, r"'x' is .* of timedelta64\[s\]: dates .*number"),
+        ({"x": np.zeros(2, [("a", "f4")])}, "'x' is .* of void32: the fields .*arrays"),
+        ({"x": [[0.5, 1.0]]}, r"\[\] for .*'x/0/0', a float in a list.*np.asarray of the"),
         (jax.random.key(0), r"shape \[\] for the array\..*trainer.init\(params, key="),
     ],
 )
@@ -287,6 +291,12 @@ def test_a_batch_that_cannot_be_split_is_an_error_that_names_the_array(batch, ma
     state = trainer.init({"w": np.float32(1)})
     with pytest.raises(ArgumentError, match=match):
         trainer.step(state, batch)
+
+
+def test_a_batch_of_narrow_floats_is_taken():
+    trainer = plain(lambda p, b: jnp.mean(p["w"] * b.astype(jnp.float32)))
+    state = trainer.init({"w": np.float32(1)})
+    assert float(trainer.evaluate(state, np.ones(2, jnp.bfloat16))) == 1
 
 
 @pytest.mark.parametrize("checks", [True, False])
