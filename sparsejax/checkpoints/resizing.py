@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from sparsejax import arguments
 from sparsejax.errors import ArgumentError, StateError
@@ -62,6 +63,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             "as sparsejax.abstract_state makes them: restore into that, and let `like` be "
             "sparsejax.init(tx, params, mesh)."
         )
+    _check_on_devices(like)
     mean = _is_mean(like, reduce)
     check_whole(state)
     kinds = (PerRank, ExchangeState, Pending, sharded.Sharded)
@@ -106,6 +108,20 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
 
     pairs = zip(old, new, strict=True)
     return structure.unflatten([node(keys, x, y) for (keys, x), y in pairs])
+
+
+def _check_on_devices(like):
+    """Raises unless all arrays of the fresh state say where those of the new one go."""
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(like):
+        if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
+            what = f"{type(leaf).__name__}, which is on none"
+            what = "being traced" if isinstance(leaf, Tracer) else what
+            where = f"its leaf {tree.named(keys)!r}" if keys else "it"
+            raise ArgumentError(
+                "resized places the new state as `like` is placed, whose leaves are arrays "
+                f"on devices, and {where} is {what}: let `like` be trainer.init(params) or "
+                "sparsejax.init(tx, params, mesh), called outside of jit."
+            )
 
 
 def _is_mean(like, reduce):

@@ -21,7 +21,14 @@ from sparsejax.training.on_rank import halves, losses, outputs
 from sparsejax.training.on_rank.by_rows import takes_rows
 from sparsejax.training.on_rank.losses import Loss
 from sparsejax.training.on_rank.program import Program, check_sends_nothing
-from sparsejax.training.train_state import Checked, TrainState, check_key, require_usable
+from sparsejax.training.train_state import (
+    Checked,
+    TrainState,
+    check_key,
+    require_not_traced,
+    require_opt_state,
+    require_usable,
+)
 from sparsejax.wire.collectives import Wire
 
 
@@ -131,6 +138,7 @@ class DataParallel:
         job = Setup("trainer.init", self._mesh, timeout)
         with job.made_ready():
             check_key(key)
+            of_variables.check_values(variables)
             if self._overlap:
                 of_variables.check_by_rank(variables, self._variables)
             specs.check_shards(params, self._mesh)
@@ -203,8 +211,10 @@ class DataParallel:
                 `state` is the next state.
         """
         require_usable(state, "trainer.step")
+        require_opt_state(state, self._tx)
         if not self._checked.is_last(state):
             # The state is not the result of the last step; it may be a restored one.
+            require_not_traced(state, placing.TRACED)
             check_whole(state)
             self._check_ranks(state)
             whole = self._whole_specs(state)

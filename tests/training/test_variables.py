@@ -126,6 +126,28 @@ def test_another_axis_may_shard_the_parameters(kinds):
         )
 
 
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"n": 0.0, "name": "x"}, "their leaf 'name' is str: "),
+        ({"n": [object()]}, "their leaf 'n/0' is object: "),
+        ({"n": np.array(["a"])}, "their leaf 'n' is ndarray of str32: "),
+        ("x", "this one is str: "),
+    ],
+)
+def test_what_is_no_array_is_an_error_that_names_it(values, match):
+    with pytest.raises(ArgumentError, match=f"variables must be a tree .*{match}"):
+        traced(lambda p, b, *, variables: (p["w"], variables), values=values)
+
+
+def test_a_key_among_them_is_kept():
+    key = jax.random.key(0)
+    _, (after, _) = traced(
+        lambda p, b, *, variables: (p["w"], variables), values={"k": key}
+    )
+    assert after.variables["k"].dtype == key.dtype
+
+
 def test_those_of_flax_models():
     nnx = pytest.importorskip("flax.nnx")
     layer = nnx.BatchNorm(4, momentum=0.5, rngs=nnx.Rngs(0))
