@@ -77,7 +77,9 @@ def test_on_other_ranks_they_are_an_error_until_they_are_resized():
     kept["count"] = np.uint32(2**32 - 5) + np.arange(4, dtype=np.uint32)
     state = state._replace(variables=state.variables.with_value(kept))
     trainer, fresh = made(2)
-    with pytest.raises(StateError, match=r"'count' is kept by 4 ranks, .* are 2: .*resized"):
+    with pytest.raises(
+        StateError, match=r"'count' is kept by 4 ranks, .* are 2: .*resized"
+    ):
         trainer.compiled(state)
     resized = sparsejax.resized(state, like=fresh)
     found = resized.variables.value
