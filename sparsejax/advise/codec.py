@@ -89,11 +89,27 @@ def encode(value: Any) -> Any:
 def loads(text: str | bytes, where: str) -> Any:
     """Parses JSON text, which error messages call `where`."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, where))
+    except ArgumentError:
+        raise
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"{where} is not JSON: {error}.") from None
     except RecursionError:
         raise ArgumentError(f"{where} has lists or objects nested too deeply.") from None
+
+
+def _object(pairs, where):
+    """Returns a JSON object as a dict; raises if it has a key twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        values = " and ".join(cut(repr(value)) for name, value in pairs if name == twice)
+        raise ArgumentError(
+            f"{where} has the key {cut(repr(twice))} more than once in one object, with "
+            f"{values}: keep one of them."
+        )
+    return found
 
 
 def read(path: str | os.PathLike[str], where: str) -> bytes:

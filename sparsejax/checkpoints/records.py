@@ -191,4 +191,9 @@ def check_about(about: About | None) -> dict[str, Any]:
                 f"about must have texts as keys, and texts or numbers as values, got "
                 f"{name!r}: {value!r}."
             )
+        if isinstance(value, float) and math.isnan(value):
+            raise errors.ArgumentError(
+                f"about has {name!r}: nan, which equals no number, not even itself, and so "
+                "no restore with the same about would be taken: leave it out, or give None."
+            )
     return dict(about)

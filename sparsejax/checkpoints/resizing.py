@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from sparsejax import arguments
 from sparsejax.errors import ArgumentError, StateError
@@ -32,8 +33,9 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     A round of `sparsejax.local_steps` continues: the anchor, the outer optimizer and the
     number of steps are kept. Each new rank begins with the mean of the old ranks' offsets
     and inner moments. So the mean of the offsets is kept, and their differences are lost.
-    Values that are not floating-point, such as a count or a PRNG key, new rank r takes from
-    old rank r modulo the number of old ranks.
+    Variables that a trainer keeps by rank are averaged, too. Of both, values that are not
+    floating-point, such as a count or a PRNG key, new rank r takes from old rank r modulo
+    the number of old ranks.
 
     Args:
         state: The whole state, as a checkpoint of orbax returns it when restored into
@@ -61,6 +63,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             "as sparsejax.abstract_state makes them: restore into that, and let `like` be "
             "sparsejax.init(tx, params, mesh)."
         )
+    _check_on_devices(like)
     mean = _is_mean(like, reduce)
     check_whole(state)
     kinds = (PerRank, ExchangeState, Pending, sharded.Sharded)
@@ -82,8 +85,10 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             return x.resized(fresh, _whole, tree.written(keys))
         if isinstance(x, PerRank):
             _check_columns(x, fresh)
-            # A value derived from leaves, such as a threshold, is averaged, never shared.
-            spread = _averaged if x.is_own else _spread(mean or x.paths is not None)
+            # A rank's own value, such as a variable, or one that is derived from leaves,
+            # such as a threshold, is no share of a sum.
+            is_value = x.is_own or x.paths is not None
+            spread = _averaged if is_value else _spread(mean)
             value = jax.tree_util.tree_map_with_path(spread, x.value, fresh.value)
             return fresh.with_value(value)
         if is_pending(x):
@@ -103,6 +108,20 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
 
     pairs = zip(old, new, strict=True)
     return structure.unflatten([node(keys, x, y) for (keys, x), y in pairs])
+
+
+def _check_on_devices(like):
+    """Raises unless all arrays of the fresh state say where those of the new one go."""
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(like):
+        if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
+            what = f"{type(leaf).__name__}, which is on none"
+            what = "being traced" if isinstance(leaf, Tracer) else what
+            where = f"its leaf {tree.named(keys)!r}" if keys else "it"
+            raise ArgumentError(
+                "resized places the new state as `like` is placed, whose leaves are arrays "
+                f"on devices, and {where} is {what}: let `like` be trainer.init(params) or "
+                "sparsejax.init(tx, params, mesh), called outside of jit."
+            )
 
 
 def _is_mean(like, reduce):

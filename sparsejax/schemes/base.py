@@ -187,8 +187,7 @@ class Scheme(abc.ABC):
 
         Time and memory do not grow with the tables. All listed rows are sent, rows of zeros
         too. Ids out of range are not. Several tables are exchanged together. The state of
-        the scheme is that of its arrays, and rows do not change it. It may have an argument
-        `mean`, as `__call__`.
+        the scheme is that of its arrays, and rows do not change it. It may take `mean`.
 
         Args:
             tables: This rank's rows of each table, all of one width and dtype. Ids may
@@ -270,8 +269,9 @@ class LossyScheme(Scheme):
 
 def mean_asked(method: Callable, mean: bool) -> dict[str, bool]:
     """Returns the argument that asks a method of a scheme for a mean, if it has one."""
-    takes = mean and "mean" in inspect.signature(method).parameters
-    return {"mean": True} if takes else {}
+    # A decorated method is what it was made, not what it wraps.
+    own = inspect.signature(method, follow_wrapped=False).parameters.get("mean")
+    return {"mean": True} if mean and own is not None and own.default is False else {}
 
 
 Number = jax.Array | float
@@ -339,11 +339,11 @@ def known_ranks(scheme: Scheme, wire: Wire | None) -> Wire:
     return wire
 
 
-def sum_densely(x: Units, state: Any, wire: Wire) -> Reduced:
-    """Sums the dense array by an all-reduce."""
+def sum_densely(x: Units, state: Any, wire: Wire, mean: bool = False) -> Reduced:
+    """Sums, or averages, the dense array by an all-reduce."""
     total, sent = wire.all_reduce(x.dense())
     half = stage(sent / 2, sent / 2, 1)
-    return Reduced(total, None, state, traffic(half, half, dense=sent))
+    return Reduced(wire.mean_of(total, mean), None, state, traffic(half, half, dense=sent))
 
 
 def scatter_densely(x: Units, count: int, wire: Wire) -> tuple[jax.Array, Traffic]:

@@ -291,8 +291,7 @@ def gathered(
     ids, of_row = union(keys, min(keys.size, height), height)
     sums = lists.add_up(of_row, rows, ids.size)
     # Rounded to the dtype of the wire, as the sums of other exchanges are.
-    sums = sums.astype(lists.dtype).astype(grads.dtype)
-    sums = wire.mean_of(sums) if mean else sums
+    sums = wire.mean_of(sums.astype(lists.dtype).astype(grads.dtype), mean)
     ids, sums = wire.assume_same((ids, sums.reshape(-1, *grads.shape[1:])))
     after = jnp.sum(ids < height).astype(jnp.float32)
     payload = channel.route.messages * lists.row_bytes * most.astype(jnp.float32)

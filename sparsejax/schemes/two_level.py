@@ -101,8 +101,8 @@ class TwoLevel(base.Scheme):
         # A host's sum is float32 or wider, and is sent in x's dtype.
         across = outer.narrowed(x.dtype) if x.dtype.itemsize <= 2 else outer
         done = self.across(Dense(mine), state, across)
-        part = done.total.astype(x.dtype)
-        gathered, spread = inner.all_gather(wire.mean_of(part) if mean else part)
+        total = wire.mean_of(done.total.astype(x.dtype), mean)
+        gathered, spread = inner.all_gather(total)
         total = layout.join(gathered)
         left = done.left
         if left is not None:

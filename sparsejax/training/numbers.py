@@ -1,7 +1,7 @@
 """Handles steps that `sparsejax.skip_nonfinite` has skipped, for a trainer.
 
-If that wrapper is outermost, the count in the optimizer's state shows whether a step was
-skipped. Nothing is sent.
+Counts in the optimizer's state show whether a step was skipped. Variables are kept if that
+wrapper is outermost. Nothing is sent.
 """
 
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 from sparsejax import branches
 from sparsejax.errors import BadNumberError
 from sparsejax.state import tree
-from sparsejax.state.finite import check_numbers
+from sparsejax.state.finite import Found
+from sparsejax.state.per_rank import find
 from sparsejax.training.train_state import TrainState
 from sparsejax.transforms.wrappers import SkipState
 
@@ -31,17 +32,35 @@ def kept(before: Any, after: Any, old: Any, new: Any) -> Any:
     return branches.cond(is_left_out, lambda: old, lambda: new)
 
 
-def check(state: TrainState) -> None:
-    """Raises if the step that returned a state was skipped, with `report=True`.
+class Reports:
+    """Raises for steps that were skipped with `report=True`, once each.
 
-    It waits for that step, if the state has the record of bad numbers, and reads a few
-    numbers that are equal on all processes.
+    A wrapper inside another, such as `sparsejax.accumulate`, is not run at every step, so
+    its number of updates is compared with that before the step.
     """
-    own = state.opt_state
-    if not isinstance(own, SkipState) or own.found is None:
-        return
-    try:
-        check_numbers(own, since=int(np.asarray(tree.here(own.found.step))) - 1)
-    except BadNumberError as error:
-        error.state = state
-        raise
+
+    def __init__(self):
+        self._updates = []
+
+    def before(self, state: TrainState) -> None:
+        """Reads a state that is not that of the last step."""
+        self._updates = _updates(state)
+
+    def after(self, state: TrainState) -> None:
+        """Raises if an update was skipped in the step that returned a state.
+
+        It waits for that step, if the state has a record of bad numbers, and reads a few
+        numbers that are equal on all processes.
+        """
+        before, self._updates = self._updates, _updates(state)
+        found = find(state.opt_state, Found)
+        for one, old, new in zip(found, before, self._updates, strict=True):
+            if new > old and int(np.asarray(tree.here(one.last))[0]) == new - 1:
+                error = BadNumberError(one.message())
+                error.state = state
+                raise error
+
+
+def _updates(state):
+    found = find(state.opt_state, Found)
+    return [int(np.asarray(tree.here(one.step))) for one in found]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -19,6 +20,14 @@ from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.placement import specs
 from sparsejax.state import tree
+
+
+# Why a trainer takes no traced arrays, for messages.
+TRACED = (
+    "the trainer's step and evaluation are compiled by themselves. Call them outside of "
+    "jax.jit, jax.lax.scan and jax.grad; inside of these write a shard_map of your own, as "
+    "docs/shard_map.md does."
+)
 
 
 def on_all_processes(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
@@ -141,6 +150,27 @@ def on_mesh(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
     return jax.jit(copy)(on_all_processes(given, mesh, wanted, call))
 
 
+def is_unfit(dtype: Any) -> bool:
+    """Returns whether a dtype is one of NumPy's that JAX has no numbers of: text, dates."""
+    if not isinstance(dtype, np.dtype):
+        return False  # PRNG keys
+    # Narrow floats are of the kind "V", as structured arrays are.
+    return dtype.kind in "USOTMm" or issubclass(dtype.type, np.void)
+
+
+def _made_fit(dtype):
+    """Returns what becomes of arrays of an unfit dtype, for a message."""
+    if dtype.kind in "Mm":
+        return "dates and times are made numbers, by (x - x[0]) / np.timedelta64(1, 's')"
+    if dtype.kind == "V":
+        return "the fields of a structured array are made arrays, {'a': x['a']}"
+    return "texts are tokenized, and objects left out"
+
+
+def _is_in_list(path):
+    return bool(path) and isinstance(path[-1], jax.tree_util.SequenceKey)
+
+
 def is_placed(x: Any, mesh: Mesh, spec: PartitionSpec) -> bool:
     """Returns whether an array is on the mesh already, sharded as the spec says."""
     sharding = NamedSharding(mesh, spec)
@@ -162,6 +192,12 @@ class Batches:
         return jax.tree_util.tree_map_with_path(self._placed, batch)
 
     def _placed(self, path, x):
+        if isinstance(x, Tracer):
+            name = f"whose leaf {tree.named(path)!r}" if path else "that"
+            raise ArgumentError(
+                f"the trainer was given a batch {name} is being traced, "
+                f"{jax.typeof(x)}: {TRACED}"
+            )
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             self._check(path, x, self._ranks)
             return x
@@ -172,21 +208,27 @@ class Batches:
 
     def _check(self, path, x, ranks):
         dtype = None if isinstance(x, jax.Array) else np.asarray(x).dtype
-        if dtype is not None and dtype.kind in "USO":
+        if dtype is not None and is_unfit(dtype):
             name = repr(tree.named(path)) if path else "this one"
             raise ArgumentError(
                 f"a batch is a tree of arrays of numbers, and {name} is "
-                f"{type(x).__name__} of {dtype.name}: texts are tokenized, and objects "
-                "left out, before trainer.step is given them."
+                f"{type(x).__name__} of {dtype.name}: {_made_fit(dtype)}, before "
+                "trainer.step is given them."
             )
         shape = np.shape(x)
         if shape and shape[0] % ranks == 0:
             return
         name = f"the array {tree.named(path)!r}" if path else "the array"
         if not shape:
+            listed = ""
+            if dtype is not None and not hasattr(x, "dtype") and _is_in_list(path):
+                listed = (
+                    f", a {type(x).__name__} in a list, whose elements are leaves of their "
+                    "own: give np.asarray of the list"
+                )
             raise ArgumentError(
                 "each array of a batch is split over the ranks along its leading axis; got "
-                f"shape [] for {name}. What is not to be split belongs in the loss "
+                f"shape [] for {name}{listed}. What is not to be split belongs in the loss "
                 "function, or trainer.init(params, variables=...); a PRNG key is given to "
                 "trainer.init(params, key=...)."
             )

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError, StateError
+from sparsejax.errors import ArgumentError, SparsejaxError, StateError
 from sparsejax.monitor.replicas import check_replicas
 from sparsejax.state import sharded, tree
 from sparsejax.wire.collectives import Wire
@@ -83,6 +85,44 @@ def require_usable(state: Any, call: str) -> None:
         ", state, loss = trainer.step(state, batch); or make the trainer with "
         "sparsejax.data_parallel(..., donate=False), whose steps leave it as it is",
     )
+
+
+def require_not_traced(state: TrainState, why: str) -> None:
+    """Raises if an array of the state that `trainer.step` was given is being traced.
+
+    Args:
+        state: The state.
+        why: Why none may be, for the error.
+    """
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if isinstance(leaf, Tracer):
+            raise ArgumentError(
+                f"trainer.step was given a state whose leaf {tree.named(keys)!r} is being "
+                f"traced, {jax.typeof(leaf)}: {why}"
+            )
+
+
+def require_opt_state(state: TrainState, tx: optax.GradientTransformation) -> None:
+    """Raises if a state is without the state that the optimizer keeps.
+
+    `evaluate` takes such a state, and a step does not.
+
+    Args:
+        state: The state that `trainer.step` was given.
+        tx: The optimizer.
+    """
+    if state.opt_state is not None:
+        return
+    try:
+        made = jax.eval_shape(tx.init, state.params)
+    except SparsejaxError:  # it is kept by rank, and so is not None
+        made = state
+    if made is not None:
+        raise StateError(
+            "trainer.step was given a state whose opt_state is None, which is enough for "
+            "trainer.evaluate alone: give it the state that trainer.init(params) made, or "
+            "that the last trainer.step returned."
+        )
 
 
 def require_synchronized(

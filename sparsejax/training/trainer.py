@@ -21,7 +21,14 @@ from sparsejax.training.on_rank import asked, halves, losses, outputs
 from sparsejax.training.on_rank.by_rows import takes_rows
 from sparsejax.training.on_rank.losses import Loss
 from sparsejax.training.on_rank.program import Program, check_sends_nothing
-from sparsejax.training.train_state import Checked, TrainState, check_key, require_usable
+from sparsejax.training.train_state import (
+    Checked,
+    TrainState,
+    check_key,
+    require_not_traced,
+    require_opt_state,
+    require_usable,
+)
 from sparsejax.wire.collectives import Wire
 
 
@@ -103,6 +110,7 @@ class DataParallel:
         self._options |= {"check_every": check_every, "donate": donate}
         self._options["check_vma"] = check_vma
         self._checked = Checked(check_every, self._axis_name)
+        self._reports = numbers.Reports()
         self._compiled: dict[Any, Any] = {}
         processes = {device.process_index for device in mesh.devices.flat}
         self._reported = ahead.ReportedBatch(len(processes))
@@ -131,6 +139,7 @@ class DataParallel:
         with job.made_ready():
             check_key(key)
             of_variables.check_trained(params)
+            of_variables.check_values(variables)
             if self._overlap:
                 of_variables.check_by_rank(variables, self._variables)
             specs.check_shards(params, self._mesh)
@@ -203,14 +212,17 @@ class DataParallel:
                 `state` is the next state.
         """
         require_usable(state, "trainer.step")
+        require_opt_state(state, self._tx)
         if not self._checked.is_last(state):
             # The state is not the result of the last step; it may be a restored one.
+            require_not_traced(state, placing.TRACED)
             check_whole(state)
             self._check_ranks(state)
             whole = self._whole_specs(state)
             state = placing.on_mesh(state, self._mesh, whole, "trainer.step")
             if self._overlap:
                 self._overlap.restart()
+            self._reports.before(state)
         self._checked.before(state)
         is_ahead = self._is_ahead(state.params)
         ahead.check_next(is_ahead, batch, next_batch)
@@ -228,7 +240,7 @@ class DataParallel:
             after = after._replace(params=params, opt_state=opt_state)
         self._checked.after(after)
         self._reported.after(after.step, announced)
-        numbers.check(after)
+        self._reports.after(after)
         return after, out
 
     def flush(self, state: TrainState) -> TrainState:

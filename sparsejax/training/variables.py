@@ -14,6 +14,7 @@ from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, LeafError, StateError
 from sparsejax.state import tree
 from sparsejax.state.per_rank import PerRank
+from sparsejax.training import placing
 from sparsejax.training.on_rank.shares import Share
 from sparsejax.wire.collectives import Wire
 
@@ -29,6 +30,23 @@ def check(kinds: Any) -> None:
                 "variables must be 'mean' or 'by_rank', or a tree of these like the "
                 f"variables, or a prefix of one; got {kind!r}. (Their values are given to "
                 "trainer.init(params, variables=...).)"
+            )
+
+
+def check_values(values: Any) -> None:
+    """Raises unless the values are a tree of arrays of numbers, or None."""
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(values):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None and isinstance(leaf, bool | int | float | complex):
+            continue
+        if dtype is None or placing.is_unfit(dtype):
+            kind = type(leaf).__name__
+            kind += "" if dtype is None else f" of {dtype.name}"
+            where = f"their leaf {tree.named(keys)!r}" if keys else "this one"
+            raise ArgumentError(
+                f"variables must be a tree of arrays of numbers, and {where} is {kind}: "
+                "keep it out of them, or make it an array of numbers; those of a flax "
+                "model are its collections, such as batch_stats."
             )
 
 

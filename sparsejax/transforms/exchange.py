@@ -268,16 +268,16 @@ class Exchange:
             flags = part.flags(leaves, ids) if ids and len(parts) == 1 else None
             units = part.pack(leaves, flags, may_split)
             scheme = suited(part.scheme, units, part.name, wire, given.dense)
-            mean = {}
+            mean = base.mean_asked(scheme.__call__, self.mean)
             if scheme is not part.scheme:
-                reduced = scheme(Dense(units.dense()), (), wire)._replace(state=before)
+                reduced = scheme(Dense(units.dense()), (), wire, **mean)
+                reduced = reduced._replace(state=before)
             elif units.shared:
                 narrow = wire.narrowed(scheme.wire_dtype)
-                reduced = base.sum_of_shared(units, before, narrow)
+                reduced, mean = base.sum_of_shared(units, before, narrow), {}
             else:
-                mean = base.mean_asked(scheme.__call__, self.mean)
                 reduced = scheme(units, _on_rank(bucket, before, wire), wire, **mean)
-            total = reduced.total if mean or not self.mean else wire.mean_of(reduced.total)
+            total = wire.mean_of(reduced.total, self.mean and not mean)
             sent |= part.unpack(total.astype(dtype), likes)
             counts = reduced.traffic
             if part.is_lossy:
@@ -322,7 +322,7 @@ class Exchange:
             if summed is None:
                 continue
             for i, total in zip(places, summed.totals, strict=True):
-                rows = total.rows if mean or not self.mean else wire.mean_of(total.rows)
+                rows = wire.mean_of(total.rows, self.mean and not mean)
                 rows = rows.astype(leaves[i].dtype)
                 sent[i] = RowGrads.marked(total.ids, rows, total.shape)
             traffic.append(summed.traffic)

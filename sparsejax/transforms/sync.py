@@ -15,7 +15,6 @@ import dataclasses
 from typing import Any, TypedDict
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from sparsejax import arguments
@@ -165,10 +164,11 @@ def sync(
 def narrowed(scheme: Scheme, wire_dtype: jax.typing.DTypeLike) -> Scheme:
     """Returns the scheme with another wire dtype; with two levels, that across hosts."""
     fields: Any = scheme
-    if isinstance(scheme, TwoLevel):
-        return TwoLevel(narrowed(scheme.across, wire_dtype))
-    if "wire_dtype" in {field.name for field in dataclasses.fields(fields)}:
-        return dataclasses.replace(fields, wire_dtype=jnp.dtype(wire_dtype))
+    names = {field.name for field in dataclasses.fields(fields)}
+    if "wire_dtype" in names:
+        return dataclasses.replace(fields, wire_dtype=jax.numpy.dtype(wire_dtype))
+    if "across" in names:
+        return dataclasses.replace(fields, across=narrowed(fields.across, wire_dtype))
     raise ArgumentError(f"{type(scheme).__name__} has no wire_dtype to set: leave it out.")
 
 
@@ -180,13 +180,11 @@ def _assignment(scheme, rules, wire_dtype):
                 "a plan says for every leaf what rules and wire_dtype say: make it with "
                 "them (sparsejax.make_plan), or edit it, and pass it alone."
             )
-        assignment = scheme
-    else:
-        check_scheme(scheme)
-        buckets.check_rules(rules)
-        assignment = ByRules(scheme, rules)
+        return scheme
+    check_scheme(scheme)
+    buckets.check_rules(rules)
     arguments.check_dtype("wire_dtype", wire_dtype)
-    return assignment
+    return ByRules(scheme, rules)
 
 
 def _check_momentum(assignment, memory):

@@ -225,8 +225,10 @@ class Wire:
         total = gathered.reshape(-1)[: x.size].reshape(x.shape)
         return total.astype(x.dtype), pushed + pulled
 
-    def mean_of(self, total: jax.Array) -> jax.Array:
-        """Divides a sum over the ranks by their number, in float32 or wider."""
+    def mean_of(self, total: jax.Array, mean: bool = True) -> jax.Array:
+        """Divides a sum over the ranks by their number, in float32 or wider, for a mean."""
+        if not mean:
+            return total
         return (total.astype(wide(total.dtype)) / self.ranks).astype(total.dtype)
 
     def maximum(self, x: jax.Array) -> tuple[jax.Array, float]:

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import sparsejax
 from sparsejax import schemes
 from sparsejax.advise import codec
-from sparsejax.errors import ArgumentError
+from sparsejax.errors import ArgumentError, PlanError
 from sparsejax.schemes.base import Scheme
 from sparsejax.schemes.forecast import Network
 from sparsejax.units.ownership import MurmurHash
@@ -95,3 +96,13 @@ def test_what_is_no_object_is_refused():
         codec.decode(Inner, [], "it")
     with pytest.raises(ArgumentError, match="it is not JSON"):
         codec.loads("{", "it")
+
+
+def test_a_key_that_is_there_twice_is_an_error_that_names_it_and_its_values():
+    match = "^it has the key 'a' more than once in one object, with 1 and 2: keep one"
+    with pytest.raises(ArgumentError, match=match):
+        codec.loads('[{"b": 3, "a": 1, "c": 1, "a": 2}]', "it")
+    text = sparsejax.Plan(ranks=4, leaves=()).to_json()
+    text = text.replace('"ranks": 4', '"ranks": 4, "ranks": 8')
+    with pytest.raises(PlanError, match=r"the plan has the key 'ranks' .* 4 and 8: keep"):
+        sparsejax.Plan.from_json(text)

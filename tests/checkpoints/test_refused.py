@@ -313,6 +313,16 @@ def test_another_run_is_named(saved, nothing_is_read):
         refused("about must ", restore, about, error=ArgumentError)
 
 
+def test_what_equals_nothing_says_of_no_run_that_it_is_the_same(tmp_path):
+    about = {"seed": 1, "lr": float("nan")}
+    refused("about has 'lr': nan, which equals no number", sparsejax.save,
+            tmp_path / "1", STATE, about=about, error=ArgumentError)  # fmt: skip
+    assert not (tmp_path / "1").exists()
+    about = {"most": float("inf"), "least": -float("inf")}
+    sparsejax.save(tmp_path / "1", STATE, about=about)
+    sparsejax.restore(tmp_path / "1", LIKE, about=about)
+
+
 def test_the_same_run_is_taken(saved):
     restored = sparsejax.restore(saved, LIKE, about={"data": "wiki"})
     np.testing.assert_array_equal(restored["w"], STATE["w"])

@@ -149,3 +149,19 @@ def test_sums_of_columns_are_for_as_many_ranks_alone():
         sparsejax.resized(made(3), like=made(4))
     moved = sparsejax.resized(made(3), like=made(3))
     assert helpers.octets(moved) == helpers.octets(made(3))
+
+
+@pytest.mark.parametrize("path", ["'params/w'", "'step'", ""])
+def test_like_needs_arrays_on_devices(path):
+    """A state that was fetched to the host says of no array where it goes."""
+    tx = optax.chain(sparsejax.dense_sync(), optax.sgd(0.5))
+    trainer = sparsejax.data_parallel(lambda p, b: 0.0, tx, helpers.mesh_of(NEW))
+    state = trainer.init({"w": np.zeros(3, np.float32)})
+    like = jax.device_get(state) if path == "'step'" else state
+    if path == "'params/w'":
+        like = state._replace(params=jax.device_get(state.params))
+    if not path:
+        state, like = state.step, np.asarray(state.step)
+    match = rf"on devices, and it.*{path} is ndarray, .*trainer.init\(params\)"
+    with pytest.raises(ArgumentError, match=match):
+        sparsejax.resized(state, like=like)

@@ -151,3 +151,24 @@ def test_the_argument_that_is_gone_names_the_wrapper():
         sparsejax.data_parallel(
             loss_fn, CHAIN, helpers.mesh_of(N), **{"bad_numbers": "skip"}
         )
+
+
+@pytest.mark.parametrize("where", ["of a part", *helpers.slow("in accumulate")])
+def test_a_skipped_update_of_an_inner_wrapper_is_raised_once(where):
+    inside = sparsejax.skip_nonfinite(sparsejax.dense_sync(), report=True)
+    tx = optax.chain(inside, optax.sgd(0.5))
+    every = 1
+    if where == "in accumulate":
+        tx, every = sparsejax.accumulate(REPORTING, 2), 2
+    of = trainer(tx)
+    state = first(of)
+    raised = []
+    for number, batch in enumerate([GOOD, GOOD, BAD, GOOD, GOOD, GOOD, GOOD, BAD]):
+        try:
+            state, _ = of.step(state, batch)
+        except BadNumberError as error:
+            raised.append(number)
+            state = error.state
+    # An accumulated update is taken at the end of its steps.
+    assert raised == ([2, 7] if every == 1 else [3, 7])
+    assert np.isfinite(state.params["w"]).all()

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.errors import ArgumentError, AxisError, StateError
+from sparsejax.training import train_state
 from tests import helpers
 from tests.helpers import mesh_of
 from tests.training import model
@@ -121,6 +122,42 @@ def test_a_state_that_is_used_up_is_an_error_that_names_the_fix():
 def test_what_is_no_function_is_named(name):
     with pytest.raises(ArgumentError, match=rf"{name} must be a function, .* got 'm'"):
         plain(**{name: "m"})
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda t, s, b: jax.jit(t.step)(s, b), "a state whose leaf 'step' is being"),
+        (lambda t, s, b: jax.lax.scan(t.step, s, b), "a state whose leaf 'step'"),
+        (
+            lambda t, s, b: jax.grad(lambda w: t.step(s._replace(params={"w": w}), b)[1])(
+                s.params["w"]
+            ),
+            "a state whose leaf 'params/w'",
+        ),
+        (lambda t, s, b: jax.jit(lambda b: t.step(s, b))(b), "a batch whose leaf 'x' is"),
+        (lambda t, s, b: jax.jit(t.evaluate)(s, b), "a batch whose leaf 'x' is"),
+        (lambda t, s, b: jax.jit(lambda x: t.step(s, x))(b["x"]), "a batch that is being"),
+    ],
+)
+def test_a_call_that_is_traced_is_an_error_that_says_where_to_call_it(call, match):
+    trainer = plain(lambda p, b: jnp.mean(p["w"] * b["x"]))
+    state = trainer.init({"w": np.float32(1)})
+    fix = r".*outside of jax.jit, jax.lax.scan.*docs/shard_map.md"
+    with pytest.raises(ArgumentError, match=match + fix):
+        call(trainer, state, {"x": np.ones((2, 2), np.float32)})
+
+
+def test_a_step_without_the_state_of_the_optimizer_is_an_error():
+    batch = np.ones(2, np.float32)
+    for tx in (None, TX):
+        trainer = plain(tx=tx)
+        state = trainer.init({"w": np.float32(1)})._replace(opt_state=None)
+        with pytest.raises(StateError, match=r"opt_state is None, .*evaluate alone: give"):
+            trainer.step(state, batch)
+    # An optimizer may keep None.
+    bare = optax.GradientTransformation(lambda params: None, lambda g, s, p=None: (g, s))
+    train_state.require_opt_state(sparsejax.TrainState(jnp.int32(0), {}, None), bare)
 
 
 def test_what_is_no_state_is_an_error_that_names_what_makes_one():
@@ -242,6 +279,10 @@ def test_arguments_in_another_order_are_an_error():
         ({"x": np.float32(1)}, r"\[\] for the array 'x'.*trainer.init\(params, key="),
         ({"x": np.array(["a", "b"])}, "numbers, and 'x' is ndarray of str.*tokenized"),
         ({"x": ["a", "b"]}, "numbers, and .* is str of str.*tokenized"),
+        ({"x": np.zeros(2, "M8[s]")}, r"'x' is .* of datetime64\[s\]: dates .*number"),
+        ({"x": np.zeros(2, "m8[s]")}, r"'x' is .* of timedelta64\[s\]: dates .*number"),
+        ({"x": np.zeros(2, [("a", "f4")])}, "'x' is .* of void32: the fields .*arrays"),
+        ({"x": [[0.5, 1.0]]}, r"\[\] for .*'x/0/0', a float in a list.*np.asarray of the"),
         (jax.random.key(0), r"shape \[\] for the array\..*trainer.init\(params, key="),
     ],
 )
@@ -250,6 +291,12 @@ def test_a_batch_that_cannot_be_split_is_an_error_that_names_the_array(batch, ma
     state = trainer.init({"w": np.float32(1)})
     with pytest.raises(ArgumentError, match=match):
         trainer.step(state, batch)
+
+
+def test_a_batch_of_narrow_floats_is_taken():
+    trainer = plain(lambda p, b: jnp.mean(p["w"] * b.astype(jnp.float32)))
+    state = trainer.init({"w": np.float32(1)})
+    assert float(trainer.evaluate(state, np.ones(2, jnp.bfloat16))) == 1
 
 
 @pytest.mark.parametrize("checks", [True, False])

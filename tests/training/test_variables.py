@@ -14,6 +14,9 @@ from tests.helpers import grid, mesh_of
 from tests.training import model
 
 
+KEY = jax.random.key(7)
+
+
 def traced(loss_fn, mesh=None, params=None, param_specs=None, values=None, **options):
     """The shapes after a step of a trainer with variables."""
     mesh = mesh or mesh_of(2)
@@ -57,23 +60,34 @@ def test_specs_say_which_differ_by_rank():
 
 def test_on_other_ranks_they_are_an_error_until_they_are_resized():
     def loss(params, batch, *, variables):
-        return params["w"] * jnp.mean(batch), {"seen": variables["seen"] + jnp.mean(batch)}
+        seen = {"seen": variables["seen"] + jnp.mean(batch)}
+        return params["w"] * jnp.mean(batch), variables | seen
 
     def made(ranks):
         tx = optax.chain(sparsejax.dense_sync(), optax.sgd(0.5))
         trainer = sparsejax.data_parallel(loss, tx, mesh_of(ranks), variables="by_rank")
         return trainer, trainer.init(
-            {"w": np.float32(1)}, variables={"seen": 0.0}, key=None
+            {"w": np.float32(1)},
+            variables={"seen": 0.0, "count": np.uint32(0), "key": jax.random.key(0)},
+            key=None,
         )
 
     trainer, state = made(4)
-    kept = state.variables.with_value({"seen": np.arange(4, dtype=np.float32)})
-    state = state._replace(variables=kept)
+    kept = {"seen": np.arange(4, dtype=np.float32), "key": jax.random.split(KEY, 4)}
+    kept["count"] = np.uint32(2**32 - 5) + np.arange(4, dtype=np.uint32)
+    state = state._replace(variables=state.variables.with_value(kept))
     trainer, fresh = made(2)
-    with pytest.raises(StateError, match=r"'seen' is kept by 4 ranks, .* are 2: .*resized"):
+    with pytest.raises(
+        StateError, match=r"'count' is kept by 4 ranks, .* are 2: .*resized"
+    ):
         trainer.compiled(state)
     resized = sparsejax.resized(state, like=fresh)
-    np.testing.assert_array_equal(resized.variables.value["seen"], [1.5, 1.5])
+    found = resized.variables.value
+    np.testing.assert_array_equal(found["seen"], [1.5, 1.5])
+    # What is no number to average is that of an old rank.
+    np.testing.assert_array_equal(found["count"], kept["count"][:2])
+    own = [jax.random.key_data(keys) for keys in (found["key"], kept["key"][:2])]
+    np.testing.assert_array_equal(*own)
     jax.eval_shape(trainer.compiled(resized), resized, np.ones(2, np.float32))
 
 
@@ -112,6 +126,28 @@ def test_another_axis_may_shard_the_parameters(kinds):
             {"w": np.ones(4, np.float32)},
             variables=kinds,
         )
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"n": 0.0, "name": "x"}, "their leaf 'name' is str: "),
+        ({"n": [object()]}, "their leaf 'n/0' is object: "),
+        ({"n": np.array(["a"])}, "their leaf 'n' is ndarray of str32: "),
+        ("x", "this one is str: "),
+    ],
+)
+def test_what_is_no_array_is_an_error_that_names_it(values, match):
+    with pytest.raises(ArgumentError, match=f"variables must be a tree .*{match}"):
+        traced(lambda p, b, *, variables: (p["w"], variables), values=values)
+
+
+def test_a_key_among_them_is_kept():
+    key = jax.random.key(0)
+    _, (after, _) = traced(
+        lambda p, b, *, variables: (p["w"], variables), values={"k": key}
+    )
+    assert after.variables["k"].dtype == key.dtype
 
 
 def test_those_of_flax_models():

@@ -1,6 +1,7 @@
 """A mean is the sum divided once, bit for bit; owners divide before they send sums."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes
+from sparsejax.schemes.two_level import _INSIDE
 from sparsejax.state import tree
 from tests import helpers
 
@@ -114,7 +116,12 @@ def means_of_rows(scheme, dtype, which="drawn", mesh=None, axes=helpers.AXIS, **
     ids = np.random.default_rng(3).integers(0, 90, (mesh.size, 40)).astype(np.int32)
     if which == "of one owner":
         ids = helpers.of_one_owner(mesh.size, HEIGHT, 40).astype(np.int32)
-    rows = drawn(mesh.size, (40, 8), dtype)
+    if which == "of one device":
+        layout = _INSIDE.over(HEIGHT, mesh.shape[axes[1]])
+        own = np.asarray(layout.invert(jnp.int32(0), jnp.arange(layout.width)))
+        own = own[own < HEIGHT]
+        ids = np.stack([np.roll(own, rank)[:400] for rank in range(mesh.size)])
+    rows = drawn(mesh.size, (ids.shape[1], 8), dtype)
     txs = [sparsejax.sync(scheme, axes, reduce=by, **options) for by in ("sum", "mean")]
     like = {name: np.zeros((HEIGHT, 8), dtype) for name in "ab"}
 
@@ -148,7 +155,7 @@ def test_a_mean_of_listed_rows_by_owners_on_gpus_is_the_sum_divided_once(
     check(found)
 
 
-@of_lists
+@pytest.mark.parametrize("which", ["drawn", "of one device"])
 def test_a_mean_of_listed_rows_over_two_levels_is_the_sum_divided_once(which):
     mesh, axes = helpers.grid(hosts=3, devices=2), ("hosts", "devices")
     check(means_of_rows(schemes.Zen(), np.float32, which, mesh, axes, two_level=True))
@@ -190,3 +197,70 @@ def test_no_rank_divides_all_sums_of_listed_rows_after_they_have_arrived(platfor
     inside, outside = divisions(platform, schemes.Zen("balanced"), update)
     assert inside
     assert not outside
+
+
+def logged(method):
+    @functools.wraps(method)
+    def inner(self, x, state, wire):
+        return method(self, x, state, wire)
+
+    return inner
+
+
+class Logged(schemes.Zen):
+    """One whose decorator hides the argument `mean`."""
+
+    __call__ = logged(schemes.Zen.__call__)
+
+
+class Other(schemes.Zen):
+    """One whose argument `mean` means something else."""
+
+    def __call__(self, x, state, wire, mean=None):
+        assert mean is None
+        return super().__call__(x, state, wire)
+
+
+@dataclasses.dataclass(frozen=True)
+class DoubledMean(schemes.Zen):
+    """One that takes a mean, and doubles it."""
+
+    def __call__(self, x, state, wire, mean=False):
+        done = super().__call__(x, state, wire, mean=mean)
+        return done._replace(total=2 * done.total)
+
+
+class RowsOfOwn(schemes.Zen):
+    """One that sends rows by a scheme which knows nothing of means."""
+
+    def for_rows(self, ranks, listed, height):
+        return Doubled()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_subclasses_are_asked_for_means_only_if_they_take_them(ranks):
+    made = {
+        Logged(): 1,
+        Other(): 1,
+        DoubledMean(): 2,
+        **{scheme: 2 for scheme in (DoubledMean("bytes"), DoubledMean("hierarchical"))},
+        RowsOfOwn(): 1,
+    }
+    txs = [sparsejax.sync(scheme, rules={"": "sparse"}) for scheme in made]
+    like = {"w": np.zeros(SIZE, np.float32)}
+
+    def run(x):
+        return [tx.update({"w": x}, tx.init(like))[0]["w"] for tx in txs]
+
+    x = np.zeros((ranks, SIZE), np.float32)
+    x[:, ::64] = 1
+    for means, times in zip(helpers.run_ranks(run, x, ranks), made.values(), strict=True):
+        np.testing.assert_array_equal(means, times * x)
+
+
+def test_a_scheme_of_rows_that_takes_no_mean_is_divided_once():
+    check(means_of_rows(RowsOfOwn(), np.float32))
+
+
+def test_an_array_of_few_units_is_divided_once():
+    check(sums_and_means(schemes.Zen("balanced"), drawn(shape=(70,))))

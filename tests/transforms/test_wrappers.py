@@ -263,3 +263,22 @@ def test_sums_that_wait_for_another_number_of_steps_are_refused_as_means_alone()
     stepped("mean", 4), stepped("sum", 4), stepped("sum", 2)
     with pytest.raises(errors.StateError, match=r"has every=2, .* made with every=4: what"):
         stepped("mean", 2)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e25, 3e36])
+def test_a_rank_with_large_numbers_is_clipped_and_not_cleared(size):
+    """Their squares overflow in float32."""
+    clip = sparsejax.transforms.clip_by_rank(1e-3)
+    tx = optax.chain(clip, sparsejax.dense_sync(reduce="sum"))
+    grads = {"a": helpers.gradients(2, 40, 1.0), "b": helpers.gradients(2, 9, 1.0, seed=3)}
+    large = {name: (x * size).astype(np.float32) for name, x in grads.items()}
+
+    def run(grads):
+        like = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), grads)
+        return tx.update(grads, tx.init(like))[0]
+
+    found = helpers.run_ranks(run, large, 2)
+    norms = np.sqrt(sum(np.square(x.astype(float)).sum(1) for x in grads.values()))
+    for name, x in grads.items():
+        wanted = (x * (1e-3 * 2**-0.5 / norms)[:, None]).sum(0)
+        np.testing.assert_allclose(found[name][0], wanted, rtol=1e-5)

@@ -19,7 +19,7 @@ from sparsejax.advise.explain.rows import CHOSEN
 from sparsejax.advise.table import size
 from sparsejax.arguments import check_positive
 from sparsejax.axes import AxisName
-from sparsejax.errors import JobError, SparsejaxError
+from sparsejax.errors import ArgumentError, JobError, SparsejaxError
 from sparsejax.jobs import store
 from sparsejax.jobs.start import check
 from sparsejax.placement import specs
@@ -89,6 +89,7 @@ def doctor(
         `sparsejax.explain`: makes the forecast alone, without devices.
     """
     check_positive("timeout", timeout)
+    _check_transformation(tx)
     examination = _Examination(
         tx,
         params,
@@ -109,6 +110,20 @@ def doctor(
     except JobError as error:
         examination.add("job", WRONG, str(error))
     return examination.report()
+
+
+def _check_transformation(tx):
+    """Raises unless `tx` is an optax transformation, or None."""
+    if tx is None or isinstance(tx, optax.GradientTransformation):
+        return
+    fix = " (parameters without an optimizer are params=)"
+    if isinstance(tx, Mesh):
+        fix = ": mesh= is a keyword, sparsejax.doctor(tx, params, mesh=mesh)"
+    raise ArgumentError(
+        "sparsejax.doctor: tx must be an optax transformation, such as "
+        "optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), or None, got a "
+        f"{type(tx).__name__}{fix}."
+    )
 
 
 @dataclasses.dataclass
@@ -171,6 +186,9 @@ class _Examination:
         network = self._network(mesh, axis_name)
         if self.params is not None:
             self._plan(mesh, axis_name, network, hosts)
+        elif self.tx is not None:
+            text = "tx was not checked: no parameters were given."
+            self.add("plan", NOTE, text, "Give doctor params=, or their shapes and dtypes.")
         return None
 
     def _devices(self, answers, devices):

@@ -97,8 +97,7 @@ class HostRows:
         totals, spread = [], 0.0
         for table, total in zip(parts.tables, across.totals, strict=True):
             slots, of_slots = self.inner.all_gather(total.ids)
-            rows = self.wire.mean_of(total.rows) if self.mean else total.rows
-            rows, of_rows = self.inner.all_gather(rows)
+            rows, of_rows = self.inner.all_gather(self.wire.mean_of(total.rows, self.mean))
             totals.append(table.total(table.places(slots), rows))
             spread += of_slots + of_rows
         counts = [jnp.sum(x.ids < x.shape[0], dtype=jnp.float32) for x in totals]

@@ -52,7 +52,8 @@ class Pulled(NamedTuple):
     """The result of a pull, the same on all ranks.
 
     Attributes:
-        total: The sums in the order of the units, in the dtype of the wire.
+        total: What owners have sent, sums or means, in the order of the units and in the
+            dtype of the wire.
         stage: The traffic of the pull.
         units: float32 [], the number of non-zero units.
         scalars: float32 [], the bytes that one rank sent to agree.

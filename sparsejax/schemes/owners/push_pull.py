@@ -25,9 +25,9 @@ all-reduce and the agreed numbers. If one part holds nearly all units, as with `
 with fewer servers than ranks, the dense pull is an all-reduce of the sums, and the bytes of
 the push come on top.
 
-For a mean, owners divide the sums that they send, so no rank reads the whole result again.
-An all-reduce divides its own result. If values travel in a narrower dtype, results are
-divided in their own dtype once they have arrived.
+For a mean, owners divide the sums that they send, so no rank reads the whole result again;
+a mean that underflows to zero is not sent. An all-reduce divides its own result. If values
+travel in a narrower dtype, results are divided in their own dtype once they have arrived.
 
 On GPUs the push has a branch of its own, which sends entries or nothing. The pull then
 chooses among entries, all sums, and, if nothing was pushed, the all-reduce.
@@ -97,8 +97,8 @@ class PushPull:
         """
         stages = self.over(x, wire, layout, mean)
         if not stages.plan.may_pay:
-            dense = base.sum_densely(x, None, stages.wire)
-            return wire.mean_of(dense.total) if mean else dense.total, dense.traffic
+            dense = base.sum_densely(x, None, stages.wire, mean)
+            return dense.total, dense.traffic
         return stages(x, stages.count(x, x.present()))
 
     def over(self, x: Units, wire: Wire, layout: Layout, mean: bool = False) -> "Stages":
@@ -177,8 +177,7 @@ class Stages:
                 functools.partial(self._all_reduce, known=known),
                 x,
             )
-        if self.mean and self.owned.dtype != self.dtype:
-            total = self.wire.mean_of(total)
+        total = self.wire.mean_of(total, self.mean and not self._owners_divide)
         before = known.most.astype(jnp.float32) / self.layout.size
         return total, base.traffic(
             push,
@@ -194,7 +193,7 @@ class Stages:
 
     def _all_reduce(self, x, known):
         total, sent = self.wire.all_reduce(x.dense())
-        total = self._divided(total)
+        total = self.wire.mean_of(total, self.mean and self._owners_divide)
         half = base.stage(sent / 2, sent / 2, 1, known.imbalance)
         return total, half, half, nonzero_units(total), jnp.float32(0)
 
@@ -266,12 +265,13 @@ class Stages:
 
     def travelling(self, totals: jax.Array) -> jax.Array:
         """Casts this owner's sums to the dtype of the wire, and divides them for a mean."""
-        return self._divided(totals.astype(self.owned.dtype))
+        totals = totals.astype(self.owned.dtype)
+        return self.wire.mean_of(totals, self.mean and self._owners_divide)
 
-    def _divided(self, total):
-        """Divides a sum for a mean, unless that is done in the dtype of the array."""
-        divides = self.mean and self.owned.dtype == self.dtype
-        return self.wire.mean_of(total) if divides else total
+    @property
+    def _owners_divide(self):
+        """Whether means travel; else sums, which are divided in the dtype of the array."""
+        return self.owned.dtype == self.dtype
 
     def _with_flags(self, totals):
         """Casts sums, and returns which rows are non-zero: one kernel computes both."""

@@ -99,8 +99,8 @@ class _RowExchange:
             lists.starts[:, 0],
             grads.rows,
         )
-        if self.mean and parts.lists.dtype != grads.dtype:
-            found = [(places, self.wire.mean_of(rows)) for places, rows in found]
+        late = self.mean and not self._owners_divide
+        found = [(places, self.wire.mean_of(rows, late)) for places, rows in found]
         totals = [t.total(*each) for t, each in zip(parts.tables, found, strict=True)]
         counts = [jnp.sum(t.ids < t.shape[0]) for t in totals]
         after = functools.reduce(jnp.add, counts).astype(jnp.float32)
@@ -127,8 +127,12 @@ class _RowExchange:
     def _divided(self, sums):
         """Casts sums to the dtype of the wire, and divides them for a mean."""
         sums = sums.astype(self.parts.lists.dtype)
-        divides = self.mean and sums.dtype == self.parts.grads.dtype
-        return self.wire.mean_of(sums) if divides else sums
+        return self.wire.mean_of(sums, self.mean and self._owners_divide)
+
+    @property
+    def _owners_divide(self):
+        """Whether means travel: see `push_pull`."""
+        return self.parts.lists.dtype == self.parts.grads.dtype
 
     def _pull(self, owned, sums):
         """Returns slots and sums of all owners, bytes, messages, and bytes of the pmax."""

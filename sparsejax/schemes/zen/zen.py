@@ -135,9 +135,6 @@ class Zen(SparseScheme):
 
     def __call__(self, x, state, wire, mean=False):
         n = wire.ranks
-        if mean and self._choice(n) != "balanced":
-            done = self(x, state, wire)
-            return done._replace(total=wire.mean_of(done.total))
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
@@ -146,12 +143,12 @@ class Zen(SparseScheme):
 
         if self._choice(n) == "hierarchical":
             done = self._hierarchical(n)(x, state.curve, wire)
-            return done._replace(state=ZenState(done.state, state.tables))
+            total = wire.mean_of(done.total, mean)
+            return done._replace(total=total, state=ZenState(done.state, state.tables))
         layout = self.ownership.over(x.shape[0], n, state.tables)
         balanced = self._balanced.push_pull.over(x, wire, layout, mean)
         if not balanced.plan.may_pay:
-            done = base.sum_densely(x, state, wire)
-            return done._replace(total=wire.mean_of(done.total)) if mean else done
+            return base.sum_densely(x, state, wire, mean)
         # All schemes use these flags of the non-zero units.
         flags = x.present()
         known = balanced.count(x, flags)
@@ -170,13 +167,14 @@ class Zen(SparseScheme):
 
         def by_one_round(x):
             total, traffic = self._gathered.add_up(x, flags, known.most, known.sent, wire)
-            return total, next_state(traffic), traffic
+            return wire.mean_of(total, mean), next_state(traffic), traffic
 
         def by_hierarchy(x):
             done = self._hierarchical(n)(Dense(x.dense(), flags), state.curve, wire)
             scalars = done.traffic.scalars + known.sent
             traffic = done.traffic._replace(scalars=scalars)
-            return done.total, ZenState(done.state, state.tables), traffic
+            total = wire.mean_of(done.total, mean)
+            return total, ZenState(done.state, state.tables), traffic
 
         if self._choice(n) == "balanced":
             total, traffic = balanced(x, known)
@@ -194,11 +192,15 @@ class Zen(SparseScheme):
         """Sums listed rows by owners, or by one gather or swap: see `for_rows`."""
         listed = sum(table.capacity for table in tables)
         height = sum(table.shape[0] for table in tables)
-        return self.for_rows(wire.ranks, listed, height).rows(tables, wire, mean)
+        scheme = self.for_rows(wire.ranks, listed, height)
+        asked = base.mean_asked(scheme.rows, mean)
+        done = scheme.rows(tables, wire, **asked)
+        if done is None or asked or not mean:
+            return done
+        means = [dataclasses.replace(x, rows=wire.mean_of(x.rows)) for x in done.totals]
+        return done._replace(totals=means)
 
-    def for_rows(
-        self, ranks: int, listed: int, height: int
-    ) -> AGSparse | BalancedParallelism | HierarchicalCentralization:
+    def for_rows(self, ranks: int, listed: int, height: int) -> base.Scheme:
         """Returns the scheme by which lists of rows are sent.
 
         Args:

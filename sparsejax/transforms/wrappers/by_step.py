@@ -80,6 +80,9 @@ def accumulate(
     them to the gradient's dtype is added to the next sum. `ids` are not passed on, because
     they belong to one batch.
 
+    Each step counts as much as the others, also where `sparsejax.data_parallel(weight=)`
+    weighs the ranks within a step.
+
     A state of means is refused by a transformation with another k, which would divide what
     is pending by another number.
 

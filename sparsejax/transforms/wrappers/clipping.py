@@ -91,14 +91,10 @@ def clip_by_rank(
         # Numbers that are not finite are left out of the norm: it would be NaN, and so
         # would all clipped numbers.
         finite = [jnp.where(jnp.isfinite(x), x, 0) for x in numbers]
-        squares = [
-            _over_shards(jnp.sum(x * x), over)
-            for x, over in zip(finite, shards, strict=True)
-        ]
         most = norm * wire.ranks**-0.5
-        scale = most / jnp.maximum(jnp.sqrt(sum(squares, jnp.float32(0))), most)
+        first, then = _scales(most, map(_over_shards, finite, shards))
         clipped = [
-            tree.with_numbers(leaf, (x * scale).astype(leaf.dtype))
+            tree.with_numbers(leaf, (x * first * then).astype(leaf.dtype))
             for x, leaf in zip(numbers, leaves, strict=True)
         ]
         return structure.unflatten(clipped), state
@@ -111,12 +107,34 @@ def _shards(entered, leaves, model_axis=None):
     return [model_axis] * len(leaves) if entered is None else entered.axes
 
 
-def _over_shards(square, model_axis):
-    """Sums a square over the shards of a leaf; a replicated leaf counts once."""
+def _unit(dtype):
+    """Returns a power of two: squares of the largest numbers times it do not overflow."""
+    return 2.0 ** (-3 * jnp.finfo(dtype).maxexp // 4)
+
+
+def _over_shards(x, model_axis):
+    """Returns the sums of squares of a leaf, and of the leaf times `_unit`, over shards.
+
+    A replicated leaf counts once.
+    """
+    small = x * _unit(x.dtype)
+    squares = jnp.stack([jnp.sum(x * x), jnp.sum(small * small)])
     if not model_axis:
-        return square
+        return squares
     shards = Wire(model_axis)
     names = frozenset(axes.axis_names(model_axis))
-    if axes.is_checking(model_axis) and not names & axes.varying_axes(square):
-        return square
-    return shards.psum(shards.per_rank(square))[0]
+    if axes.is_checking(model_axis) and not names & axes.varying_axes(squares):
+        return squares
+    return shards.psum(shards.per_rank(squares))[0]
+
+
+def _scales(most, squares):
+    """Returns two factors that bring a norm down to `most`, from `_over_shards` of leaves.
+
+    The squares of float32 overflow from 2e19 on. Their product may be subnormal then.
+    """
+    square, small = sum(squares, jnp.zeros(2, jnp.float32))
+    overflows = jnp.isinf(square)
+    first = jnp.where(overflows, _unit(square.dtype), 1)
+    then = most / jnp.maximum(jnp.sqrt(square), most)
+    return first, jnp.where(overflows, most / jnp.sqrt(small), then)

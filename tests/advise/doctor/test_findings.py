@@ -76,6 +76,23 @@ def test_what_was_not_checked_is_no_ok():
     assert "There is one process: nothing to compare" in of(report, "versions")[0][1]
 
 
+def test_an_optimizer_without_parameters_is_not_passed_over():
+    report = sparsejax.doctor(optax.sgd(0.1), mesh=helpers.mesh_of(1))
+    ((status, text),) = of(report, "plan")
+    assert status == "note"
+    assert "tx was not checked: no parameters were given. Give doctor params=" in text
+    assert of(sparsejax.doctor(mesh=helpers.mesh_of(1)), "plan") == []
+
+
+@pytest.mark.parametrize(
+    ("tx", "match"),
+    [(3, "or None, got a int"), (helpers.mesh_of(1), "got a Mesh: mesh= is a keyword")],
+)
+def test_what_is_no_optimizer_is_refused(tx, match):
+    with pytest.raises(errors.ArgumentError, match=rf"tx must be an optax .*{match}"):
+        sparsejax.doctor(tx)
+
+
 def test_a_model_is_explained_and_dense_is_named_where_it_is_better():
     tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
     sparse = sparsejax.doctor(tx, TABLE, network=NETWORK, density=0.001)
