@@ -94,8 +94,8 @@ class TwoLevel(base.Scheme):
         base.check_units(x)
         x = x.dense()
         layout = _INSIDE.over(x.shape[0], inner.ranks)
-        numbers = lax.broadcasted_iota(jnp.int32, (layout.ranks, 1), 0)
-        units = layout.invert(numbers, lax.iota(jnp.int32, layout.width))
+        part = lax.broadcasted_iota(jnp.int32, (layout.ranks, 1), 0)
+        units = layout.invert(part, lax.iota(jnp.int32, layout.width))
         parts = x.at[units].get(mode="fill", fill_value=0)
         mine, scattered = inner.reduce_scatter(parts)
         # A host's sum is float32 or wider, and is sent in x's dtype.

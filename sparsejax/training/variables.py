@@ -70,7 +70,8 @@ def check_trained(params: Any) -> None:
                 f"trainer.init: the parameter {tree.named(keys)!r} is {dtype}, of which "
                 "there is no gradient. Arrays that no gradient trains go to "
                 "trainer.init(params, variables=...): loss_fn is given them as variables, "
-                "and returns them, changed or as they are."
+                "and returns them, changed or as they are. (optax.masked alone leaves them "
+                "out of the optimizer, and JAX would still differentiate them.)"
             )
 
 
@@ -81,7 +82,7 @@ def wrapped(values: Any, kinds: Any, axis_name: AxisName) -> Any:
 
     def wrap(kind, value):
         # No paths of parameters: so they are sharded over the ranks only, and
-        # `sparsejax.resized` averages them.
+        # `sparsejax.resized` averages those that are floating.
         return PerRank(value, axis_name, paths=()) if kind == "by_rank" else value
 
     try:

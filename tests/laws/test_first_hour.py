@@ -235,7 +235,7 @@ ATTEMPTS = {
     ),
     "an integer among the parameters": (
         trained(optax.chain(ZEN(), ADAM), params=PARAMS | {"step": jnp.int32(0)}),
-        ("'step'", "int32", "optax.masked"),
+        ("'step'", "int32", "variables=", "optax.masked"),
     ),
     "parameters that are sharded over the data": (
         trained(held(DENSE()), param_specs={"embedding": P("data"), "w": P()}),
