@@ -96,8 +96,13 @@ def test_a_mean_is_the_sum_divided_once(name):
     check(sums_and_means(SCHEMES[name], drawn()))
 
 
-@pytest.mark.parametrize("options", [{}, *helpers.slow({"wire_dtype": "bfloat16"})])
-@pytest.mark.parametrize("dtype", [jnp.float32, *helpers.slow(jnp.bfloat16)])
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (jnp.float32, {}),
+        *helpers.slow((jnp.bfloat16, {}), (jnp.float32, {"wire_dtype": "bfloat16"})),
+    ],
+)
 def test_a_mean_of_a_table_on_gpus_is_the_sum_divided_once(dtype, options):
     with helpers.traced_for("cuda"):
         grads = drawn(shape=(1024, 8), dtype=dtype)
@@ -136,17 +141,24 @@ def means_of_rows(scheme, dtype, which="drawn", mesh=None, axes=helpers.AXIS, **
     return [[np.asarray(x) for x in jax.jit(step)(ids, rows)]]
 
 
-@by_name
+@pytest.mark.parametrize(
+    "name", ["zen", "doubled", *helpers.slow("sparse_ps", "hierarchical", "ag_sparse")]
+)
 def test_a_mean_of_listed_rows_is_the_sum_divided_once(name):
     check(means_of_rows(SCHEMES[name], np.float32))
 
 
-of_lists = pytest.mark.parametrize("which", ["drawn", *helpers.slow("of one owner")])
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, *helpers.slow(jnp.bfloat16)])
-@pytest.mark.parametrize("options", [{}, *helpers.slow({"wire_dtype": "bfloat16"})])
-@of_lists
+@pytest.mark.parametrize(
+    ("which", "dtype", "options"),
+    [
+        ("drawn", jnp.float32, {}),
+        *helpers.slow(
+            ("drawn", jnp.bfloat16, {}),
+            ("drawn", jnp.float32, {"wire_dtype": "bfloat16"}),
+            ("of one owner", jnp.float32, {}),
+        ),
+    ],
+)
 def test_a_mean_of_listed_rows_by_owners_on_gpus_is_the_sum_divided_once(
     which, options, dtype
 ):
