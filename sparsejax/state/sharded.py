@@ -147,10 +147,10 @@ def synchronized(path: str, node: Any, wire: Wire, mean: bool) -> Any:
     def one(leaf):
         if is_row_grads(leaf):
             leaf.check(path)
-            rows = wire.mean_of(leaf.rows) if mean else leaf.rows
+            rows = wire.mean_of(leaf.rows, mean)
             # All ranks have gathered the same ids.
             return RowGrads.marked(wire.assume_same(leaf.ids), rows, leaf.shape)
-        return wire.mean_of(leaf) if mean else leaf
+        return wire.mean_of(leaf, mean)
 
     return jax.tree.map(one, node, is_leaf=is_row_grads)
 

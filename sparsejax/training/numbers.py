@@ -44,7 +44,7 @@ class Reports:
 
     def before(self, state: TrainState) -> None:
         """Reads a state that is not that of the last step."""
-        self._updates = _updates(state)
+        self._updates = _updates(find(state.opt_state, Found))
 
     def after(self, state: TrainState) -> None:
         """Raises if an update was skipped in the step that returned a state.
@@ -52,8 +52,10 @@ class Reports:
         It waits for that step, if the state has a record of bad numbers, and reads a few
         numbers that are equal on all processes.
         """
-        before, self._updates = self._updates, _updates(state)
+        if not self._updates:
+            return  # there is no record, and a search of every state would take time
         found = find(state.opt_state, Found)
+        before, self._updates = self._updates, _updates(found)
         for one, old, new in zip(found, before, self._updates, strict=True):
             if new > old and int(np.asarray(tree.here(one.last))[0]) == new - 1:
                 error = BadNumberError(one.message())
@@ -61,6 +63,5 @@ class Reports:
                 raise error
 
 
-def _updates(state):
-    found = find(state.opt_state, Found)
+def _updates(found):
     return [int(np.asarray(tree.here(one.step))) for one in found]

@@ -188,4 +188,4 @@ def _as_array(leaf):
 
 
 def _scaled(total, reduce, wire):
-    return total if reduce == "sum" else wire.mean_of(total)
+    return wire.mean_of(total, reduce == "mean")

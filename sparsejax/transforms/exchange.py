@@ -306,8 +306,8 @@ class Exchange:
         scheme = AllReduce() if given.dense else bucket.scheme
         scatter = given.entered.scatter
         for totals, counts in pieces.summed(bucket, given.leaves, scatter, wire, scheme):
-            means = jax.tree.map(wire.mean_of, totals) if self.mean else totals
-            sent |= {i: x.astype(likes[i].dtype) for i, x in means.items()}
+            for i, total in totals.items():
+                sent[i] = wire.mean_of(total, self.mean).astype(likes[i].dtype)
             traffic.append(counts)
         return sent, traffic
 

@@ -92,7 +92,7 @@ def _sent(params, state):
     late, emptied = {}, {}
     mean = state.tables.inner.reduction.mean
     for path, x, rows in zip(paths, own, received, strict=True):
-        rows = wire.mean_of(rows) if mean else rows
+        rows = wire.mean_of(rows, mean)
         late[path] = held.row_grads(x.ids, rows, x.height)
         zeros = x.rows.with_value(jnp.zeros_like(x.rows.value))
         ids = jnp.full_like(x.ids, x.height)

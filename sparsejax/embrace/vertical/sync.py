@@ -306,7 +306,7 @@ class TableUpdate:
 
     def _arrived(self, ids, rows, at):
         """Makes one gradient of this rank's columns from the rows of all ranks."""
-        rows = self.wire.mean_of(rows) if self.of.mean else rows
+        rows = self.wire.mean_of(rows, self.of.mean)
         return held.row_grads(ids, rows, self.heights[at])
 
     def _kept(self, at, waiting):

@@ -92,7 +92,7 @@ def clip_by_rank(
         # would all clipped numbers.
         finite = [jnp.where(jnp.isfinite(x), x, 0) for x in numbers]
         most = norm * wire.ranks**-0.5
-        first, then = _scales(most, map(_over_shards, finite, shards))
+        first, then = _scales(most, map(_squares, finite, shards))
         clipped = [
             tree.with_numbers(leaf, (x * first * then).astype(leaf.dtype))
             for x, leaf in zip(numbers, leaves, strict=True)
@@ -112,7 +112,7 @@ def _unit(dtype):
     return 2.0 ** (-3 * jnp.finfo(dtype).maxexp // 4)
 
 
-def _over_shards(x, model_axis):
+def _squares(x, model_axis):
     """Returns the sums of squares of a leaf, and of the leaf times `_unit`, over shards.
 
     A replicated leaf counts once.
@@ -129,7 +129,7 @@ def _over_shards(x, model_axis):
 
 
 def _scales(most, squares):
-    """Returns two factors that bring a norm down to `most`, from `_over_shards` of leaves.
+    """Returns two factors that bring a norm down to `most`, from `_squares` of leaves.
 
     The squares of float32 overflow from 2e19 on. Their product may be subnormal then.
     """
