@@ -14,6 +14,7 @@ from sparsejax.state import tree
 from sparsejax.units import bits
 from sparsejax.units.dense import Dense
 from sparsejax.units.entries import of_tensors
+from sparsejax.units.indices import comparable
 from sparsejax.units.units import Units
 
 
@@ -135,7 +136,7 @@ class Bucket:
         for path, i, count in zip(self.paths, self.leaves, self.units, strict=True):
             # An accumulated gradient has rows of earlier batches, too: it is searched.
             if path in ids and not tree.is_sparse(leaves[i]):
-                rows = jnp.asarray(ids[path]).reshape(-1)
+                rows = comparable(jnp.asarray(ids[path])).reshape(-1)
                 rows = jnp.where(rows < 0, rows + count, rows)
                 mark = jnp.zeros(count, bool).at[rows].set(True, mode="drop")
                 flags.append(as_varying(mark, tree.axes_of(leaves[i])))
