@@ -96,10 +96,12 @@ class Dragonn(BySample):
         level = jnp.minimum(level, magnitudes.key_of(jnp.inf, x.dtype))
         least = magnitudes.magnitude_of(level, x.dtype)
         least = jnp.maximum(least, jnp.finfo(x.dtype).tiny)
-        each = capacity // self.tables
+        # A leaf may have fewer elements than there are tables, and a table needs a slot.
+        number_of_tables = min(self.tables, capacity)
+        each = capacity // number_of_tables
         tables, sizes, seeds = [], [], []
-        for number in range(self.tables):
-            size = capacity - each * (self.tables - 1) if number == 0 else each
+        for number in range(number_of_tables):
+            size = capacity - each * (number_of_tables - 1) if number == 0 else each
             seed = hashing.mix32(draw.seed, 0x2545F491 + number)
             table = threshold_hash(x, least, seed, slots=size)
             new = table >= 0

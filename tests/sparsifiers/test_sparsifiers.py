@@ -171,6 +171,13 @@ def test_no_element_of_a_constant_gradient_is_starved():
     assert went[0] > 0
 
 
+def test_a_leaf_of_fewer_elements_than_dragonn_has_tables():
+    own = sparsifiers.Dragonn(1.0, tables=3)
+    level = magnitudes.key_of(0.1, jnp.float32)
+    places, count = own.take(jnp.ones(2), level, draw(0, 2), 2)
+    assert 1 <= int(count) == np.sum(np.asarray(places) < 2)
+
+
 @pytest.mark.parametrize("tx", ["dgc", *helpers.slow("dragonn", "threshold")])
 def test_with_a_memory_no_element_waits_for_ever(tx):
     """Of a constant gradient everything goes, though there is room for a tenth a step."""
