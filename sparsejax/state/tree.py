@@ -322,4 +322,14 @@ def transformation(
     init: Callable[..., Any], update: Callable[..., Any]
 ) -> optax.GradientTransformationExtraArgs:
     """Returns the transformation of these two functions, as a `Transformation`."""
-    return Transformation(init, update)
+    return Transformation(promoting()(init), promoting()(update))
+
+
+@contextlib.contextmanager
+def promoting() -> Iterator[None]:
+    """Lets JAX promote dtypes and ranks, as it does by default.
+
+    It decorates what user's code calls: `jax.config` may forbid promotions there.
+    """
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

@@ -25,6 +25,7 @@ from sparsejax.wire import ordered
 from sparsejax.wire.collectives import Wire
 
 
+@tree.promoting()
 def all_reduce(
     x: Any,
     axis_name: AxisName | None = None,

@@ -1,5 +1,6 @@
 """Wrappers around a whole chain: what sleeps, what is skipped, and what they refuse."""
 
+import contextlib
 import functools
 
 import jax
@@ -53,6 +54,35 @@ def train(tx, grads):
 def draw(steps, seed=0):
     """Gradients [steps, n, ...]."""
     return np.random.default_rng(seed).standard_normal((steps, N, SIZE)).astype(np.float32)
+
+
+def forbidding():
+    """Forbids promotions in the user's own code, as `jax.config` does."""
+    scope = contextlib.ExitStack()
+    scope.enter_context(jax.numpy_rank_promotion("raise"))
+    scope.enter_context(jax.numpy_dtype_promotion("strict"))
+    return scope
+
+
+def test_promotions_that_a_user_forbids_are_those_of_the_users_code():
+    chain = optax.chain(sparsejax.top_k(0.05, min_size=1), gathering(), optax.sgd(0.1))
+    tx = sparsejax.skip_nonfinite(sparsejax.accumulate(sparsejax.warm_up(chain, 2), 2))
+    mesh = helpers.mesh_of(N)
+
+    def step(x, state):
+        updates, state = tx.update({"w": x[0]}, state, PARAMS)
+        return updates, state, sparsejax.all_reduce(x[0], scheme=schemes.AGSparse())
+
+    with forbidding():
+        state = sparsejax.init(tx, PARAMS, mesh)
+        specs = sparsejax.state_specs(state)
+        specs = {"in_specs": (P("data"), specs), "out_specs": (P(), specs, P())}
+        run = helpers.shard_map(step, mesh=mesh, **specs)
+        shapes = jax.eval_shape(run, draw(1)[0], state)
+        assert shapes[0]["w"].shape == (SIZE,)
+        assert sparsejax.metrics(state)
+        with pytest.raises(ValueError, match="rank_promotion"):
+            jnp.ones(3) + jnp.ones((2, 3))
 
 
 @pytest.mark.slow
