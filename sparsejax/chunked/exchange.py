@@ -50,6 +50,7 @@ from sparsejax.state.by_owner import ByOwner
 from sparsejax.state.byte_totals import Totals
 from sparsejax.state.per_rank import check_kind
 from sparsejax.state.weights import own_weight
+from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Bucket, Everything
 from sparsejax.transforms.checks import Leaves
 from sparsejax.transforms.entry import Entry, Reduction
@@ -243,8 +244,11 @@ class ChunkedExchange:
 
     def step(self, given: Accumulated, state: ExchangeState, wire: Wire) -> Outcome:
         """Sends the largest entries; see `Lossy.step`."""
-        paths, accumulated, likes = given.paths, given.leaves, given.likes
+        paths, likes = given.paths, given.likes
         dense, weight, entered = given.dense, given.weight, given.entered
+        accumulated = list(given.leaves)
+        if not dense:
+            accumulated = list(map(checks.undifferentiated, accumulated, paths))
         if entered is not None:
             blocks.check_scatter(self.name, paths, entered.scatter)
         own = None if weight is None else own_weight(weight, wire)

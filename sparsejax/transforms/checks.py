@@ -323,6 +323,33 @@ def check_memory(lossy: Any, memory: Any, needs: bool, moves: bool, state: Any) 
         )
 
 
+def undifferentiated(leaf: Any, path: str) -> Any:
+    """Returns a gradient of which a derivative raises.
+
+    JAX would differentiate the bits in which values are sent, and return 0.
+
+    Args:
+        leaf: The gradient.
+        path: Its path.
+    """
+
+    @jax.custom_jvp
+    def itself(x):
+        return x
+
+    @itself.defjvp
+    def derivative(primals, tangents):
+        del primals, tangents
+        raise ArgumentError(
+            f"the update of {path!r} is differentiated, and what is sent as entries has no "
+            "derivative. Sum it densely, by sparsejax.dense_sync(), or sum arrays by "
+            "sparsejax.all_reduce, which has one; or stop the derivative in front of the "
+            "synchronization, jax.lax.stop_gradient(grads)."
+        )
+
+    return tree.with_numbers(leaf, itself(tree.numbers(leaf)))
+
+
 def check_model_axis(model_axis: AxisName | None, wire: Wire) -> None:
     """Raises if `model_axis` is, or shares, an axis of the ranks."""
     if model_axis is None:

@@ -210,6 +210,12 @@ class Exchange:
         # Rules are looked up once for all leaves, and not for each bucket.
         of_rows = self.assignment.of_rows(paths, typed)
         groups = list(joint.together(buckets, accumulated, shared))
+        accumulated = list(accumulated)
+        for bucket in [] if given.dense else buckets:
+            for i, path in zip(bucket.leaves, bucket.paths, strict=True):
+                if not bucket.scheme.is_dense or is_row_grads(accumulated[i]):
+                    accumulated[i] = checks.undifferentiated(accumulated[i], path)
+        given = given._replace(leaves=accumulated)
         for joined in groups:
             befores = [state.schemes[bucket.name] for bucket in joined]
             bucket = joint.as_one(joined, accumulated)

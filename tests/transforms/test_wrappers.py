@@ -85,6 +85,15 @@ def test_promotions_that_a_user_forbids_are_those_of_the_users_code():
             jnp.ones(3) + jnp.ones((2, 3))
 
 
+@pytest.mark.parametrize("make", [gathering, sparsejax.chunked_sync])
+def test_what_is_sent_as_bits_is_not_differentiated(make):
+    """Its derivative would be 0, of which nobody hears."""
+    state, step = compiled(make())
+    loss = lambda x: jnp.sum(step(x, state)[0]["w"])
+    with pytest.raises(errors.ArgumentError, match="dense_sync"):
+        jax.eval_shape(jax.grad(loss), draw(1)[0])
+
+
 @pytest.mark.slow
 def test_an_optimizer_inside_accumulate_sleeps():
     chain = optax.chain(
