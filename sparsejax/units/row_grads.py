@@ -120,7 +120,7 @@ class RowGrads:
         if self.ids.ndim != 1 or not is_integer:
             hint = (
                 " A transformation that computes with every array of the gradients, as "
-                "optax.clip, makes numbers of them: put it into sparsejax.lazy, which works "
+                "optax.clip, makes floats of them: put it into sparsejax.lazy, which works "
                 "on rows."
             )
             raise ArgumentError(
