@@ -4,6 +4,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.experimental import checkify
 
 from pallas_kernels.types import same_trace
@@ -63,6 +64,7 @@ class Origin:
 
     def __init__(self, indices: jax.Array | None = None):
         self._indices = None if indices is None else weakref.ref(indices)
+        self._is_concrete = indices is not None and not isinstance(indices, Tracer)
 
     def __eq__(self, other):
         return isinstance(other, Origin)
@@ -86,5 +88,6 @@ class Origin:
         is unknown, and the result is False.
         """
         first = self._indices() if self._indices else None
-        changed = first is not None and first is not indices
-        return changed and same_trace(first, indices)
+        if first is None:  # outside of `jit` the selected ones may be gone already
+            return self._is_concrete and not isinstance(indices, Tracer)
+        return first is not indices and same_trace(first, indices)

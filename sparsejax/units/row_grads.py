@@ -116,10 +116,16 @@ class RowGrads:
                 "copied, as by jax.device_put, are known again by "
                 "sparsejax.RowGrads.marked(ids, rows, shape)."
             )
-        if self.ids.ndim != 1 or not jnp.issubdtype(self.ids.dtype, jnp.integer):
+        is_integer = jnp.issubdtype(self.ids.dtype, jnp.integer)
+        if self.ids.ndim != 1 or not is_integer:
+            hint = (
+                " A transformation that computes with every array of the gradients, as "
+                "optax.clip, makes floats of them: put it into sparsejax.lazy, which works "
+                "on rows."
+            )
             raise ArgumentError(
                 f"{name}: ids must be integers of shape [capacity], got "
-                f"{self.ids.dtype}{list(self.ids.shape)}."
+                f"{self.ids.dtype}{list(self.ids.shape)}.{'' if is_integer else hint}"
             )
         wanted = (self.capacity, *shape[1:])
         if self.rows.shape != wanted:

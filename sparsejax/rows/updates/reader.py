@@ -86,7 +86,7 @@ class LateRowReader:
             The rows, [*ids.read.shape, ...], and the `ReadRows` if they may be late.
         """
         at, read, snapshot = self._numbers.get(path), ids.read, self._snapshot
-        if (mesh := mesh_of(self._leaves[path])) is not None and not mesh.manual_axes:
+        if (mesh := mesh_of(self._leaf(path))) is not None and not mesh.manual_axes:
             if manual_axes():  # made outside of the shard_map that reads
                 raise ArgumentError(ON_AUTO_AXES)
             if mesh_of(read) is not None:
@@ -190,9 +190,19 @@ class LateRowReader:
         late = [at for at in wanted if at in moving]
         settled = every_row(self._snapshot, late, Snapshot.replayed)
         return [
-            self._leaves[path] if at is None or at not in settled else settled[at].param
+            self._leaf(path) if at is None or at not in settled else settled[at].param
             for path, at in zip(paths, wanted, strict=True)
         ]
+
+    def _leaf(self, path):
+        """Returns the parameter at a path; raises if the reader has none there."""
+        if path not in self._leaves:
+            raise ArgumentError(
+                f"lazy: read= has no parameter {path!r}, which the loss is given, but "
+                f"{', '.join(map(repr, self._leaves))}: make it of the parameters of the "
+                "loss, lazy_tx.reader(params, state)."
+            )
+        return self._leaves[path]
 
 
 def reader_of(optimizer: RowOptimizer, read: Any) -> LateRowReader | None:

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_kernels.platforms import policy
 from sparsejax.axes import mesh_of, unsharded
-from sparsejax.errors import warn_of_platform
+from sparsejax.errors import ArgumentError, warn_of_platform
 from sparsejax.rows import tiles
 from sparsejax.rows.updates import layout as layouts
 from sparsejax.rows.updates.call import Rows
@@ -117,6 +117,7 @@ def update(
     updates, moved = jax.tree.unflatten(structure, grads), {}
     if early:
         moved, state = _late(optimizer, early, updates, state, params)
+    _check_shapes(paths, grads, structure, params)
     if read is not None:
         read.check_of(state)
     now = Snapshot(optimizer, updates, params, state, read and read.sums)
@@ -155,6 +156,19 @@ def update(
         inner=jax.tree.unflatten(now.of_state, inner),
         kept=now.kept(),
     )
+
+
+def _check_shapes(paths, grads, structure, params):
+    """Raises if rows are those of a table of another shape than the parameter's."""
+    leaves = [] if params is None else structure.flatten_up_to(params)
+    for path, grad, param in zip(paths, grads, leaves, strict=False):
+        if is_row_grads(grad) and grad.shape != jnp.shape(param):
+            raise ArgumentError(
+                f"lazy: the update of {path!r} has rows of a table of shape "
+                f"{list(grad.shape)}, and the parameter has shape "
+                f"{list(jnp.shape(param))}: give it the parameters whose gradients these "
+                "are."
+            )
 
 
 def _warn_of_narrow(path, leaf):

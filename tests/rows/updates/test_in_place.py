@@ -227,3 +227,13 @@ def test_rows_that_come_out_of_a_choice_are_refused_by_what_became_of_their_ids(
     mapped = helpers.shard_map(step, mesh=helpers.mesh_of(1), **known)
     with pytest.raises(ArgumentError, match=r"update of 'table': the ids .* were changed"):
         jax.eval_shape(mapped, TABLE, tx.init(TABLE), BATCHES[0, :1])
+
+
+def test_ids_that_were_changed_outside_of_jit_are_found_after_their_first_are_gone():
+    """An integer factor keeps them integers: without an error, other rows change."""
+    params = {"table": jnp.ones((5, 4))}
+    tx = optax.chain(lazy(optax.sgd(0.1)), optax.scale(2))
+    grads = {"table": RowGrads(jnp.array([1, 2]), jnp.ones((2, 4)), (5, 4))}
+    updates, _ = tx.update(grads, tx.init(params), params)
+    with pytest.raises(ArgumentError, match=r"update of 'table': the ids .* were changed"):
+        sparsejax.apply_updates(params, updates)

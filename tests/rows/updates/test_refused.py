@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from sparsejax.errors import ArgumentError, StateError
-from sparsejax.rows import lazy, settle
+from sparsejax.rows import lazy, settle, value_and_grad
 from sparsejax.rows.updates.layout import study
 from sparsejax.units.row_grads import RowGrads
 
@@ -168,3 +168,19 @@ def test_arguments_that_cannot_be_are_refused():
     bad = RowGrads(jnp.array([1]), jnp.ones((1, 3)), (5, 4))
     with pytest.raises(ArgumentError, match="lazy: the update of 'table': rows of shape"):
         tx.update({**PARAMS, "table": bad}, state, PARAMS)
+
+
+def test_rows_of_another_table_are_refused_by_name():
+    tx, params = lazy(optax.adam(0.1)), {"table": jnp.ones((5, 4))}
+    grads = {"table": RowGrads(jnp.array([1]), jnp.ones((1, 4)), (6, 4))}
+    with pytest.raises(ArgumentError, match=r"'table' .*\[6, 4\], .* shape \[5, 4\]"):
+        tx.update(grads, tx.init(params), params)
+
+
+def test_a_reader_of_other_parameters_is_refused_by_the_names_that_it_knows():
+    tx, params = lazy(optax.adam(0.1)), {"inner": PARAMS}
+    read = tx.reader(params, tx.init(params))
+    by_rows = lambda own: own["table"][jnp.array([1])].sum()
+    for loss, name in ((by_rows, "table"), (lambda own: own["b"].sum(), "b")):
+        with pytest.raises(ArgumentError, match=f"read=.* no parameter '{name}'.*inner/b"):
+            value_and_grad(loss, read=read)({name: PARAMS[name]})
