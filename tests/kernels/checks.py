@@ -256,9 +256,10 @@ def check_messages(
             messages.check_unpack(unpack, case, **how)
     these = lambda *wanted: [name for name in wanted if name in names]
     for name in these("coo8", "rows of five halves"):
-        messages.check_unpack(unpack, messages.CASES[name], ordered=True)
+        check_ordered(made, unpack, messages.CASES[name])
+    index = on_arrays(made.index_message)
     for name in these("coo8", "coo16", "rows of five halves", "one part"):
-        messages.check_pieces(on_arrays(made.index_message), unpack, messages.CASES[name])
+        messages.check_pieces(index, unpack, messages.CASES[name], ordered=name == "coo8")
     check_bitmap_messages(made.bitmap, made.index, bitmaps)
     # With rows of several words, the last not full, as long sets have them.
     for name in these("coo8", "coo16", "from a rank on", "mixed, bitmap"):
@@ -266,6 +267,19 @@ def check_messages(
         with mock.patch.object(in_reference, "MOST_ROWS", rows):
             messages.check_pack(pack, messages.CASES[name])
             messages.check_unpack(unpack, messages.CASES[name])
+
+
+def check_ordered(made, unpack, case):
+    """A launch for each sender; ALONE is what leaves atomic additions out of the kernel."""
+    launch, alone = made.launch, []
+
+    def noting(*given, **sizes):
+        alone.append(sizes.get("ALONE"))
+        return launch(*given, **sizes)
+
+    with mock.patch.object(made, "launch", noting):
+        messages.check_unpack(unpack, case, ordered=True)
+    assert [one for one in alone if one is not None] == [1] * len(case.received)
 
 
 @contextlib.contextmanager
