@@ -47,9 +47,7 @@ def test_every_test_that_ci_names_exists():
     [
         ("tests/test_ci.py::missing tests/test_smoke.py tests/wire", []),
         ("tests/test_ci.py::renamed", ["tests/test_ci.py::renamed"]),
-        ("tests/test_moved.py::test_one", ["tests/test_moved.py::test_one"]),
         ("tests/test_moved.py", ["tests/test_moved.py"]),
-        ("# tests/test_moved.py", []),
         (
             'of=tests/test_ci.py::test_every\npytest "${of}_test_that_ci_names_exists" \\\n'
             '  "${of}_law"',

@@ -146,10 +146,6 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 def test_pages_with_code_are_found():
     assert {"README.md", "docs/start.md", *LONG} <= {*WITH_CODE}
-    assert len(WITH_CODE) >= 12
-
-
-def test_readme_fits_a_screen_or_two():
     assert len(PAGES["README.md"].splitlines()) <= 110
 
 
@@ -282,18 +278,17 @@ BROKEN = {
 
 @pytest.fixture
 def broken(scripts, tmp_path, monkeypatch):
-    """The script of faults.md, and the folder of its records, in which much went wrong."""
+    """The script of faults.md, with records in which much went wrong."""
     for name, rows in BROKEN.items():
         lines = map(json.dumps, (HEAD | {"command": f"python {name}"}, *rows))
         (tmp_path / f"{name}-jax0.10.2.jsonl").write_text("\n".join(lines))
     made = scripts("faults")
     monkeypatch.setattr(scripts("recorded"), "RESULTS", tmp_path)
-    return made, tmp_path
+    return made
 
 
 def test_what_was_not_as_promised_is_seen(broken):
-    made, _ = broken
-    page = made.page()
+    page = broken.page()
     lines = [line.removesuffix(" |").split(" | ") for line in page.splitlines()]
     cells = {line[0]: line[1:5] for line in lines}
     assert cells["| drawn cases, held to the law"] == [
@@ -329,17 +324,6 @@ def test_what_was_not_as_promised_is_seen(broken):
         "* to compare replicas, wide, zen: `1.50% of a step`",
         "* to save, 100 MB: `1.20 times the time a MB of the smallest`",
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [("fuzz", "make fuzz ARGS=--record"), ("faults", "python -m benchmarks.faults")],
-)
-def test_what_is_not_recorded_says_by_what_it_is(broken, name, command):
-    made, folder = broken
-    (folder / f"{name}-jax0.10.2.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match=f"not there; `{command}` records it"):
-        made.page()
 
 
 def test_pictures_are_made_by_their_script(scripts):
