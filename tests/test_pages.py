@@ -98,22 +98,6 @@ def test_make_lists_its_targets_and_pages_name_some_of_them():
     assert {"demo", "docs", "aot"} <= named <= targets
 
 
-def test_benchmarks_have_an_index_and_a_page_a_folder():
-    """Pages of more than one folder would be read by nobody."""
-    folder = ROOT / "benchmarks"
-    pages = [*folder.rglob("*.md")]
-    index = (folder / "README.md").read_text()
-    assert len(index.splitlines()) <= 80
-    for page in pages:
-        linked = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
-        for link in linked:
-            assert link.startswith("http") or (page.parent / link).exists(), (page, link)
-        assert page.parent == folder or f"({page.relative_to(folder)})" in index, page
-    without = {"data", "results", "recorded"}
-    folders = {file.parent for file in folder.glob("*/__init__.py")}
-    assert {x.name for x in folders if not (x / "README.md").exists()} <= without
-
-
 # --- To run.
 
 

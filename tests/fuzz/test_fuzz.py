@@ -1,7 +1,6 @@
 """A bounded part of `make fuzz`, and the fuzzer held to what it is for."""
 
 import argparse
-import dataclasses
 import importlib.util
 import json
 import os
@@ -14,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax.schemes import base
 from sparsejax.wire import tiles
 from tests import helpers
 from tests.fuzz import __main__ as main, campaign, data, kept, laws, pool, programs, ways
@@ -130,35 +128,6 @@ def test_a_way_that_no_case_goes_is_told():
     assert not ways.missing(gone)
     del gone["rows", "merged by a sort"]
     assert ways.missing(gone) == ["rows: merged by a sort"]
-
-
-def test_the_ways_of_a_sum_are_told_by_what_was_sent():
-    """8 units of one owner, 4 entries a message; parts have 320 slots."""
-    program = pool.Program("sum", "balanced", 3, (900,), room=4)
-    x = np.zeros((3, 900), np.float32)
-    x[1, np.flatnonzero(data.owner_of(900, 3) == 2)[:8]] = 1
-
-    def gone(push, pull, room=4):
-        stages = [base.Stage(*push, 1.0), base.Stage(*pull, 1.0)]
-        traffic = base.Traffic(*stages, 6.0, 4800.0, 0.1, 0.1, 0.0)
-        told = ways.of_sum(dataclasses.replace(program, room=room), x, traffic)
-        return {way.removeprefix("owners: ") for way in told}
-
-    assert gone((2400, 2400, 1), (2400, 2400, 1)) == {"densely"}
-    assert gone((0, 0, 0), (0, 0, 0)) == {"nothing is sent"}
-    blocks = "by entries of several blocks"
-    some = {"by entries", blocks}
-    assert gone((200, 90, 1), (2400, 2400, 1), room=3) == some
-    assert gone((200, 90, 2), (2000, 2000, 1)) == {
-        *some,
-        "in several rounds",
-        "in full messages",
-    }
-    assert gone((200, 90, 1), (300, 280, 3), room=5) == {
-        *some,
-        "sums by entries",
-        "sums in several rounds",
-    }
 
 
 def test_the_owner_is_that_of_the_library():

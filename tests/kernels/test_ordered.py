@@ -1,6 +1,6 @@
 """Ordered sums: sender after sender, and lists whose indices repeat.
 
-The kernels of Triton are held to the same: see `test_triton`.
+Messages that are added sender by sender are among those of `checks`.
 """
 
 import functools
@@ -14,24 +14,10 @@ import pallas_kernels as kernels
 from pallas_kernels.reference import ordered
 from tests import helpers
 from tests.kernels import messages
-from tests.kernels.test_messages import unpacking
 
 
 # JAX says so from 0.11 on.
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton:DeprecationWarning")
-
-
-@pytest.mark.parametrize("name", ["coo8", *helpers.slow("bitmap", "rows of five halves")])
-def test_what_arrives_is_added_sender_by_sender(name):
-    messages.check_unpack(unpacking("reference"), messages.CASES[name], ordered=True)
-
-
-@pytest.mark.slow
-def test_pieces_are_added_sender_by_sender():
-    named = {"backend": "reference"}
-    index = functools.partial(kernels.index_message, **named)
-    unpack = functools.partial(kernels.unpack_message, **named)
-    messages.check_pieces(index, unpack, messages.CASES["coo8"], ordered=True)
 
 
 def equations(program):

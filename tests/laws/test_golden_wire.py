@@ -135,9 +135,6 @@ OF_SCHEMES = {
     "balanced_8": of_scheme(schemes.BalancedParallelism(), 8),
     "balanced_rows": of_scheme(schemes.BalancedParallelism(), leaves=ROWS),
     "balanced_bf16": of_scheme(schemes.BalancedParallelism(wire_dtype=BF16)),
-    "balanced_coo16_coo8": of_scheme(
-        schemes.BalancedParallelism(push_code="coo16", pull_code="coo8")
-    ),
     "balanced_bitmap": of_scheme(
         schemes.BalancedParallelism(push_code="bitmap", pull_code="bitmap")
     ),
@@ -151,7 +148,6 @@ OF_SCHEMES = {
     ),
     "hierarchical": of_scheme(schemes.HierarchicalCentralization()),
     "hierarchical_3": of_scheme(schemes.HierarchicalCentralization(), 3),
-    "hierarchical_bf16": of_scheme(schemes.HierarchicalCentralization(wire_dtype=BF16)),
     "zen": of_scheme(schemes.Zen()),
     "zen_bytes": of_scheme(schemes.Zen("bytes")),
     "zen_fastest": of_scheme(schemes.Zen("fastest")),
@@ -159,7 +155,6 @@ OF_SCHEMES = {
     "ag_sparse_ring": of_scheme(schemes.AGSparse("ring")),
     "ag_sparse_doubling_6": of_scheme(schemes.AGSparse("doubling"), 6),
     "ag_sparse_bruck_5": of_scheme(schemes.AGSparse("bruck"), 5),
-    "ag_sparse_bf16": of_scheme(schemes.AGSparse(wire_dtype=BF16)),
     "sparcml": of_scheme(schemes.SparCML()),
     "sparcml_split": of_scheme(schemes.SparCML("ssar_split_all_gather")),
     "sparcml_dense": of_scheme(schemes.SparCML("dsar_split_all_gather")),
@@ -189,11 +184,6 @@ OF_TRANSFORMATIONS = {
     "zen_sync_two_axes_as_one": of_tx(
         sparsejax.zen_sync(("hosts", "devices"), two_level=False), LEVELS
     ),
-    "zen_sync_sharded": of_tx(
-        sparsejax.zen_sync("data"),
-        {"data": 4, "model": 2},
-        sharded={"embedding": P(None, "model"), "bias": P()},
-    ),
     "zen_sync_rules": of_tx(
         sparsejax.zen_sync(
             "data",
@@ -219,8 +209,6 @@ OF_TRANSFORMATIONS = {
     "zen_sync_every_2": of_tx(sparsejax.accumulate(sparsejax.zen_sync("data"), 2, "data")),
     "zen_sync_warmup": of_tx(sparsejax.warm_up(sparsejax.zen_sync("data"), 3)),
     "dense_sync": of_tx(sparsejax.dense_sync("data")),
-    "dense_sync_bf16_wire": of_tx(sparsejax.dense_sync("data", wire_dtype=BF16)),
-    "dense_sync_two_axes": of_tx(sparsejax.dense_sync(("hosts", "devices")), LEVELS),
     "sync_of_a_plan": of_tx(
         sparsejax.sync(
             planned(
@@ -233,27 +221,13 @@ OF_TRANSFORMATIONS = {
         ),
         leaves=MODEL,
     ),
-    "sync_sparsifier_every_2_warmup": of_tx(
-        sparsejax.accumulate(
-            sparsejax.warm_up(
-                optax.chain(sparsejax.dgc(DENSITY), sparsejax.zen_sync("data")), 1
-            ),
-            2,
-            "data",
-        )
-    ),
     "sync_random_k": of_tx(
         optax.chain(
             sparsejax.sparsify(sparsifiers.RandomK(DENSITY)), sparsejax.zen_sync("data")
         )
     ),
     "ok_topk_sync": of_tx(sparsejax.ok_topk_sync(DENSITY, "data")),
-    "ok_topk_sync_two_axes": of_tx(
-        sparsejax.ok_topk_sync(DENSITY, ("hosts", "devices")), LEVELS
-    ),
     "spardl_sync": of_tx(sparsejax.spardl_sync(DENSITY, "data")),
-    "spardl_sync_2": of_tx(sparsejax.spardl_sync(DENSITY, "data", teams=2)),
-    "gtopk_sync": of_tx(sparsejax.transforms.gtopk_sync(DENSITY, "data")),
     "power_sgd_sync": of_tx(sparsejax.transforms.power_sgd_sync(2, "data"), leaves=MODEL),
     "topk_a_sync": of_tx(sparsejax.transforms.topk_a_sync(DENSITY, "data")),
     "topk_dsa_sync": of_tx(sparsejax.transforms.topk_dsa_sync(DENSITY, "data")),
@@ -282,9 +256,6 @@ OF_TRANSFORMATIONS = {
         optax.chain(sparsejax.dense_sync(), optax.sgd(0.1)), loss=loss_of
     ),
     "all_reduce_of_entries": of_tx(None, call=sparsejax.all_reduce, capacity=64),
-    "all_reduce_by_sparcml": of_tx(
-        None, call=functools.partial(sparsejax.all_reduce, scheme=schemes.SparCML())
-    ),
     "profile": of_tx(None, call=sparsejax.profile),
 }
 
