@@ -233,7 +233,7 @@ def test_the_total_is_the_exact_sum_on_every_rank(name, n):
     [
         *((name, 3) for name in ALWAYS),
         *helpers.slow(
-            *((name, 8) for name in ("ag_sparse", "sparcml_split", "sparse_ps")),
+            ("sparcml_split", 8),
             *((name, 3) for name in SCHEMES if name not in (*ALWAYS, *CODES)),
         ),
     ],

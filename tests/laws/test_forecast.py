@@ -340,10 +340,7 @@ def test_a_forecast_of_seconds_adds_latencies_and_bytes():
 @pytest.mark.parametrize(
     ("numbers", "match"),
     [
-        ((0, 1), "gbit_per_s must be above 0, got 0"),
-        ((float("nan"), 1), "gbit_per_s must be above 0, got nan"),
         (("fast", 1), "gbit_per_s must be above 0, got 'fast'"),
-        ((1, -1), "latency_us must be at least 0, got -1"),
         ((1, float("inf")), "latency_us must be at least 0, got inf"),
     ],
 )
