@@ -121,16 +121,3 @@ def test_a_method_is_documented(name):
     if inspect.isroutine(function := getattr(value, "__func__", value)):
         wanted, given = parameters(function), entries(found.get("Args", ""))
         assert given == wanted if given else len(wanted) < 3, f"Args: names {wanted}"
-
-
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_a_method_that_is_inherited_is_in_the_reference(name):
-    listed = [base for base in CLASSES[name].__mro__ if base in CLASSES.values()]
-    for base in CLASSES[name].__mro__:
-        if base.__module__.startswith(public.OURS):
-            for member in vars(base):
-                if public.is_member(base, member):
-                    assert any(public.is_member(kind, member) for kind in listed), (
-                        f"{base.__module__}.{base.__name__} has {member}: "
-                        "list it on a page of docs/api"
-                    )
