@@ -241,8 +241,8 @@ WHERE_VALUES_GO = ("coo8", "coo16", "bitmap", "rows of one part", "rows of five 
 SOME = ("coo8", "from a rank on", "mixed, coo16", "coo32", "bitmap")
 SOME += ("rows of five halves", "halves")
 SOME_BITMAPS = ("thin",)
-# And with what is full, empty, alone, or begins behind its end; bits of words of two kinds.
-MOST = (*SOME, "full", "nothing", "one part", "behind the last")
+# And with what is full, empty, alone, wide, or begins behind its end; bits of two kinds.
+MOST = (*SOME, "full", "nothing", "one part", "rows of two axes", "behind the last")
 MOST_BITMAPS = ("half of all", "full, halves")
 
 
