@@ -26,7 +26,6 @@ class Sum:
 EDIT = ("Sum.of", "total = x + y", "total = x - y")
 
 
-@pytest.mark.parametrize("file", ["sparsejax/one.py", "benchmarks/deep/er.py"])
 @pytest.mark.parametrize(
     ("was", "is_now"),
     [
@@ -38,9 +37,9 @@ EDIT = ("Sum.of", "total = x + y", "total = x - y")
     ],
     ids=["as written", "renamed", "formatted", "reordered", "moved into a block"],
 )
-def test_an_edit_survives_what_changes_no_meaning(tmp_path, file, was, is_now):
+def test_an_edit_survives_what_changes_no_meaning(tmp_path, was, is_now):
     source = CLASS.replace(was, is_now) if was else CLASS
-    edited = applied(tmp_path, source, *EDIT, file=file)
+    edited = applied(tmp_path, source, *EDIT)
     if was == "total":
         assert edited == source.replace("x + y", "x - y")
     else:
@@ -55,25 +54,14 @@ def test_local_variables_may_be_swapped_but_not_confused(tmp_path):
         applied(tmp_path, source, "Sum.of", "x + y + y", "y")
 
 
-def test_other_names_are_what_they_are(tmp_path):
-    source = "def f(x):\n    return g(x)\n"
-    assert applied(tmp_path, source, "f", "g(y)", "y") == "def f(x):\n    return (x)\n"
-    with pytest.raises(LookupError, match="is in 0 places"):
-        applied(tmp_path, source, "f", "h(x)", "x")
-
-
 def test_what_is_in_two_places_is_said(tmp_path):
     source = "def f(x):\n    return g(x) + g(x)\n"
     with pytest.raises(LookupError, match=r"is in 2 places of f .*sparsejax/one.py"):
         applied(tmp_path, source, "f", "g(x)", "x")
     with pytest.raises(LookupError, match="Has the definition a new name"):
         applied(tmp_path, source, "h", "g(x)", "x")
-
-
-def test_of_two_places_the_one_with_the_same_names_is_meant(tmp_path):
-    source = "def f(x, y):\n    return g(x) + g(y)\n"
-    edited = applied(tmp_path, source, "f", "g(y)", "0")
-    assert edited == "def f(x, y):\n    return g(x) + (0)\n"
+    with pytest.raises(LookupError, match="is in 0 places"):
+        applied(tmp_path, source, "f", "h(x)", "x")
 
 
 def test_a_body_of_dots_is_any_body(tmp_path):

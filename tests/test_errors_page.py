@@ -120,11 +120,6 @@ def test_a_message_that_quotes_another_ends_with_its_own_section():
     assert str(errors.PlanError()) == section("PlanError")
 
 
-def test_an_error_of_a_user_ends_with_the_section_of_its_base():
-    own = type("Own", (errors.LeafError,), {"__module__": "train"})
-    assert str(own("no.")) == f"no. {section('LeafError')}"
-
-
 def test_an_error_keeps_its_cause_and_its_state():
     def fail():
         raise errors.BadNumberError("no.") from KeyError("w")
@@ -134,12 +129,9 @@ def test_an_error_keeps_its_cause_and_its_state():
     assert isinstance(raised.value.__cause__, KeyError)
     raised.value.state = {"step": 3}
     assert pickle.loads(pickle.dumps(raised.value)).state == {"step": 3}
-
-
-def test_a_state_that_needs_ranks_is_pickled_whole():
+    # It has arguments of its own.
     error = errors.needs_ranks("it does")
     assert pickle.loads(pickle.dumps(error)).args == error.args
-    assert str(error).count("its state must be made") == 1
 
 
 def test_a_warning_is_filtered_by_its_message_and_shown_with_its_section():

@@ -146,10 +146,6 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 def test_pages_with_code_are_found():
     assert {"README.md", "docs/start.md", *LONG} <= {*WITH_CODE}
-    assert len(WITH_CODE) >= 12
-
-
-def test_readme_fits_a_screen_or_two():
     assert len(PAGES["README.md"].splitlines()) <= 110
 
 
@@ -247,8 +243,6 @@ def test_figures_of_pages_are_made_from_results(scripts):
 
 HEAD = {"jax": "0.10.2", "cores": 2, "processor": "P", "date": "2026-01-02"}
 JOB = {"scheme": "zen", "fault": "cut", "hosts": 4, "seed": 0, "silence": 3.0, "wrong": ""}
-RUN = {"hosts": 4, "steps": 700, "memory": [[1], [1]], "grown": 0.0, "compiled": 0}
-LARGE = {"scheme": "zen", "case": "numbers", "shape": [500_000_000]}
 BROKEN = {
     "fuzz": [
         {"law": "rows", "cases": 70, "failures": 2, "ways": {"one": 3}},
@@ -260,40 +254,26 @@ BROKEN = {
         JOB | {"scheme": "new", "ended": 1.0, "kept": 3, "lost": 3e-7, "aborted": [1, 2]},
         JOB | {"scheme": "new", "fault": "pause", "lost": 1e-7},
     ],
-    "long-run": [
-        RUN | {"scheme": "zen", "lost": 4e-7, "wrong": ""},
-        {"scheme": "dgc", "hosts": 4, "steps": 700, "wrong": "a process failed"},
-    ],
-    "largest": [
-        LARGE | {"needed": 3e9, "memory": 4_000_000_000, "wrong": ""},
-        LARGE | {"case": "rows", "wrong": "replicas differ", "needed": 3e9, "memory": 5e9},
-        LARGE | {"scheme": "ag", "needed": 1e12, "wrong": ""},
-    ],
-    "replicas": [
-        {"network": "wide", "sync": "zen", "leaves": 3, "numbers": 4_000_000}
-        | {"step": 0.02, "check": 0.03, "added": 0.015}
-    ],
-    "checkpoints": [
-        {"side": "save", "bytes": 10**7, "seconds": [0.5], "per_byte": 5e-8, "growth": 1.0},
-        {"side": "save", "bytes": 10**8, "seconds": [6.0], "per_byte": 6e-8, "growth": 1.2},
-    ],
+    "long-run": [{"scheme": "dgc", "hosts": 4, "steps": 700, "wrong": "a process failed"}],
 }
 
 
 @pytest.fixture
 def broken(scripts, tmp_path, monkeypatch):
-    """The script of faults.md, and the folder of its records, in which much went wrong."""
+    """The script of faults.md, with records in which much went wrong beside those there."""
+    for path in (ROOT / "benchmarks" / "results").iterdir():
+        if path.name.removesuffix("-jax0.10.2.jsonl") not in BROKEN:
+            (tmp_path / path.name).symlink_to(path)
     for name, rows in BROKEN.items():
         lines = map(json.dumps, (HEAD | {"command": f"python {name}"}, *rows))
         (tmp_path / f"{name}-jax0.10.2.jsonl").write_text("\n".join(lines))
     made = scripts("faults")
     monkeypatch.setattr(scripts("recorded"), "RESULTS", tmp_path)
-    return made, tmp_path
+    return made
 
 
 def test_what_was_not_as_promised_is_seen(broken):
-    made, _ = broken
-    page = made.page()
+    page = broken.page()
     lines = [line.removesuffix(" |").split(" | ") for line in page.splitlines()]
     cells = {line[0]: line[1:5] for line in lines}
     assert cells["| drawn cases, held to the law"] == [
@@ -308,13 +288,6 @@ def test_what_was_not_as_promised_is_seen(broken):
         "3e-07 (of 2)",
     ]
     assert cells["| `dgc`, a long run without a fault"][1] == "**0 of 1**"
-    assert cells["| arrays of more bytes than int32 can count, as large as fit"] == [
-        *("2 exchanges of 2 ranks, 2.0 GB a rank, 1 schemes", "**1 of 2**"),
-        "the sum at each place, the same bits on both; 5 GB of memory at most; 1 more need "
-        "more than there was",
-        "0",
-    ]
-    assert cells["| one bit of a replica is flipped"][1] == "**0 of 1**"
     assert "| `zen` | **1 of 2**, 40.5 s |  |" in page
     assert "| `new` | 1 of 1, 1.0 s | 1 of 1 |" in page
     assert "| all | **2 of 3**, 40.5 s | 1 of 1 |" in page
@@ -322,24 +295,10 @@ def test_what_was_not_as_promised_is_seen(broken):
     assert listed.splitlines() == [
         "* `zen`, cut, seed 1: `host 2 hung with a 'bar'`",
         "* `dgc`, 700 steps: `a process failed`",
-        "* `zen`, rows as large as fit: `replicas differ`",
         "* drawn cases of `rows`: `2 failed`",
         "* cases kept from earlier: `1 failed`",
         "* no drawn case took this path: `rows: two`",
-        "* to compare replicas, wide, zen: `1.50% of a step`",
-        "* to save, 100 MB: `1.20 times the time a MB of the smallest`",
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [("fuzz", "make fuzz ARGS=--record"), ("faults", "python -m benchmarks.faults")],
-)
-def test_what_is_not_recorded_says_by_what_it_is(broken, name, command):
-    made, folder = broken
-    (folder / f"{name}-jax0.10.2.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match=f"not there; `{command}` records it"):
-        made.page()
 
 
 def test_pictures_are_made_by_their_script(scripts):

@@ -10,16 +10,16 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax import schemes
 from tests import helpers
-from tests.helpers import assert_same_on_all_ranks, gradients, mesh_of, ranked, slow, total
+from tests.helpers import assert_same_on_all_ranks, gradients, mesh_of, ranked, total
 
 
-@pytest.mark.parametrize("n", [3, *slow(2, 8)])
 @pytest.mark.parametrize(
     "scheme",
     [schemes.BalancedParallelism(), schemes.HierarchicalCentralization()],
     ids=["balanced", "hierarchical"],
 )
-def test_schemes_are_exact_and_equal_on_all_ranks(scheme, n):
+def test_schemes_are_exact_and_equal_on_all_ranks(scheme):
+    n = 3
     run = ranked(lambda x: helpers.call(scheme, x).total, n)
     for density in (0, 0.01, 0.2, 1):
         x = gradients(n, 2003, density)
@@ -28,8 +28,7 @@ def test_schemes_are_exact_and_equal_on_all_ranks(scheme, n):
         assert_same_on_all_ranks(got)
 
 
-@pytest.mark.parametrize("check_vma", [True, *slow(False)])
-def test_zen_sync_in_a_chain(check_vma):
+def test_zen_sync_in_a_chain():
     tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
     params = {"embedding": jnp.ones((8192, 8)), "bias": jnp.ones(3)}
     state = sparsejax.init(tx, params, mesh_of(4))
@@ -45,7 +44,6 @@ def test_zen_sync_in_a_chain(check_vma):
         mesh=mesh_of(4),
         in_specs=(P("data"), specs),
         out_specs=(P(), specs),
-        check_vma=check_vma,
     )
     updates, state = jax.jit(step)(jnp.arange(4.0), state)
     np.testing.assert_allclose(updates["embedding"][:100], -1e-3, rtol=1e-4)

@@ -1,13 +1,10 @@
 """A bounded part of `make fuzz`, and the fuzzer held to what it is for."""
 
 import argparse
-import dataclasses
 import importlib.util
-import itertools
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 from unittest import mock
@@ -16,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax.schemes import base
 from sparsejax.wire import tiles
 from tests import helpers
 from tests.fuzz import __main__ as main, campaign, data, kept, laws, pool, programs, ways
@@ -25,11 +21,11 @@ from tests.fuzz import __main__ as main, campaign, data, kept, laws, pool, progr
 ROOT = pathlib.Path(__file__).parents[2]
 # By law: programs drawn besides those by which cases go all ways, and cases of all of them.
 BOUNDED = {
-    "sum": (3, 200),
-    "tree": (3, 56),
+    "sum": (1, 160),
+    "tree": (2, 42),
     "chosen": (0, 16),
-    "entries": (1, 32),
-    "rows": (2, 120),
+    "entries": (0, 16),
+    "rows": (1, 100),
     "messages": (0, 252),
 }
 
@@ -45,22 +41,12 @@ def test_cases_hold(law):
     assert not ways.missing(tally.ways, [law]), tally.ways
 
 
-def test_every_law_is_in_the_bounded_part_and_ci_runs_it():
-    """Messages of random words, too: CI runs all tests, those it deselects before that."""
+def test_every_law_is_in_the_bounded_part():
+    """Messages of random words, too."""
     assert BOUNDED.keys() == laws._LAWS.keys()
     for law, (count, cases) in BOUNDED.items():
         assert cases > 0
         assert count or ways.chosen(law), law
-    ci = ROOT / ".ci" / "run"
-    if not ci.exists():
-        pytest.skip("there is no .ci here")
-    bodies = dict(re.findall(r"^(\w+)\(\) \{\n(.*?)^\}", ci.read_text(), re.M | re.S))
-    words = bodies["all_tests"].replace("\\\n", " ").split()
-    assert words[:3] == [".venv/bin/python", "-m", "pytest"]
-    assert not {"-m", "-k", "--ignore"} & set(words[3:])
-    for option, test in itertools.pairwise(words):
-        if option == "--deselect":
-            assert test in bodies["optimized"]
 
 
 @pytest.mark.slow
@@ -82,22 +68,6 @@ def test_kernels_of_triton_stay_inside_their_arrays():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout.split()[0]) >= 6
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_programs_and_add_up_their_cases():
-    options = ["--law", "entries", "--programs", "2", "--cases", "6"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    *before, last = done.stdout.splitlines()
-    assert {line[:3] for line in before} == {"1/2", "2/2"}
-    assert re.match(r"6 cases: .* entries 6, .*; 2 programs compiled, .* 0 failures", last)
 
 
 def test_what_processes_tell_is_recorded(tmp_path, monkeypatch):
@@ -153,75 +123,11 @@ def test_what_is_broken_is_found_and_shrunk():
     assert found(SMALL, 8) is None
 
 
-@pytest.mark.slow
 def test_a_way_that_no_case_goes_is_told():
-    """As all but the dense one where arrays are small."""
-    small = pool.Program("sum", "balanced", 3, (33,))
-    tally = campaign.run([small], 20)
-    assert tally.ways["sum", "owners: densely"] > 0
-    assert "sum: owners: by entries" in ways.missing(tally.ways, ["sum"])
     gone = {(law, way): 1 for law, names in ways.NEEDED.items() for way in names}
     assert not ways.missing(gone)
     del gone["rows", "merged by a sort"]
     assert ways.missing(gone) == ["rows: merged by a sort"]
-
-
-def test_the_ways_of_a_sum_are_told_by_what_was_sent():
-    """8 units of one owner, 4 entries a message; parts have 320 slots."""
-    program = pool.Program("sum", "balanced", 3, (900,), room=4)
-    x = np.zeros((3, 900), np.float32)
-    x[1, np.flatnonzero(data.owner_of(900, 3) == 2)[:8]] = 1
-
-    def gone(push, pull, room=4):
-        stages = [base.Stage(*push, 1.0), base.Stage(*pull, 1.0)]
-        traffic = base.Traffic(*stages, 6.0, 4800.0, 0.1, 0.1, 0.0)
-        told = ways.of_sum(dataclasses.replace(program, room=room), x, traffic)
-        return {way.removeprefix("owners: ") for way in told}
-
-    assert gone((2400, 2400, 1), (2400, 2400, 1)) == {"densely"}
-    assert gone((0, 0, 0), (0, 0, 0)) == {"nothing is sent"}
-    blocks = "by entries of several blocks"
-    some = {"by entries", blocks}
-    assert gone((200, 90, 1), (2400, 2400, 1), room=3) == some
-    assert gone((200, 90, 2), (2000, 2000, 1)) == {
-        *some,
-        "in several rounds",
-        "in full messages",
-    }
-    assert gone((200, 90, 1), (300, 280, 3), room=5) == {
-        *some,
-        "sums by entries",
-        "sums in several rounds",
-    }
-
-
-def test_zeros_with_a_sign_and_numbers_that_are_none_are_drawn():
-    drawn, specials = set(), set()
-    for seed in range(40):
-        given = data.Data(seed, "all", 1.0, "normal", ((0, 3, data.SPECIALS[seed % 7]),))
-        x = data.gradients(given, 2, 1, (7,), "float32")
-        drawn.add(x[0, 0, 3].tobytes())
-        specials |= {str(x[0, 0, 3])}
-    assert {"nan", "inf", "-inf", "-0.0"} <= specials
-    assert len(drawn) == 7
-
-
-@pytest.mark.parametrize("name", data.SETS)
-@pytest.mark.parametrize("units", [1, 33, 500])
-def test_sets_are_what_they_are_called(name, units):
-    n, some = 3, data.Data(5, name, 0.2)
-    there = data.flags(some, np.random.default_rng(0), n, units)
-    assert there.shape == (n, units)
-    if name in ("all", "none"):
-        assert there.all() == (name == "all")
-        assert there.any() == (name == "all")
-    if name == "one owner":
-        owners = data.owner_of(units, n)[there.any(0)]
-        assert set(owners) <= {5 % n}
-    if name in ("same", "one unit", "one block", "ends", "stride"):
-        assert (there == there[0]).all()
-    if name == "disjoint":
-        assert (there.sum(0) <= 1).all()
 
 
 def test_the_owner_is_that_of_the_library():

@@ -109,26 +109,3 @@ def test_without_numbers_of_64_bits_jax_keeps_the_low_half(dtype):
     # An array of NumPy is looked at as it is.
     whole = sparsejax.RowGrads(ids, rows, (5, 1)).to_dense()
     np.testing.assert_array_equal(whole[:, 0], [0, 0, 0, 1, 0])
-
-
-@pytest.mark.parametrize("kind", ["entries", *helpers.slow("rows")])
-def test_narrow_ids_are_summed_over_ranks(kind):
-    height = height_of("uint8")
-    ids = np.array([[0, 255, 255], [7, 255, 128]], np.uint8)
-    rows = np.ones((2, 3, 1), np.float32)
-
-    def on_rank(ids, rows):
-        if kind == "entries":
-            tensor = sparsejax.SparseTensor(ids, rows[:, 0], (height,))
-            return sparsejax.all_reduce(tensor, "data").to_dense()
-        tx = sparsejax.sync(
-            sparsejax.schemes.Zen(), "data", reduce="sum", rules={"t": "row", "": "sparse"}
-        )
-        grads = {"t": sparsejax.RowGrads(ids, rows, (height, 1))}
-        updates, _ = tx.update(grads, tx.init({"t": jnp.zeros((height, 1))}))
-        return updates["t"].to_dense()[:, 0]
-
-    total = jax.jit(jax.vmap(on_rank, axis_name="data"))(ids, rows)
-    helpers.assert_same_on_all_ranks(total)
-    want = np.bincount(ids.reshape(-1), minlength=height)
-    np.testing.assert_array_equal(total[0], want)

@@ -73,11 +73,11 @@ def test_nothing_that_is_known_when_traced_exceeds_int32(name, n, shape):
 
 
 # One of each kind, with codes of indices of their own.
-IN_PARTS = ["balanced_coo32", "balanced_bitmap", "ag_sparse_bruck", "sparcml"]
+IN_PARTS = ["zen", "balanced_bitmap", "ag_sparse_bruck", "sparcml"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["zen", *helpers.slow(*IN_PARTS)])
+@pytest.mark.parametrize("name", IN_PARTS)
 def test_nor_does_it_in_programs_for_gpus(name):
     program = traced(SCHEMES[name], (MOST_UNITS,), 1024, platform="cuda")
     assert not intervals.overflows(program)
@@ -86,7 +86,8 @@ def test_nor_does_it_in_programs_for_gpus(name):
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        *((name, size) for name in QUICK for size in (MOST_UNITS + 1, MOST)),
+        *((name, MOST_UNITS + 1) for name in QUICK),
+        ("zen", MOST),
         *helpers.slow(*((name, MOST_UNITS + 1) for name in OTHERS if name not in QUICK)),
     ],
 )
@@ -102,17 +103,16 @@ def test_more_units_than_int32_numbers_are_refused(name, size):
     assert refused or name not in ("zen", "ag_sparse_bruck"), "it was not refused"
 
 
-@pytest.mark.parametrize(
-    ("name", "n"), helpers.slow(*((x, n) for x in TABLED for n in (2, 1024)))
-)
-def test_nor_does_it_where_owners_have_tables(name, n, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLED)
+def test_nor_does_it_where_owners_have_tables(name, monkeypatch):
     """Their width alone is counted when traced, from the hashes of all units: here it is
     that of parts a hundredth fuller than the mean one."""
     width = lambda size, ranks, seed: striping.word_multiple(
         -(-size * 101 // (100 * ranks))
     )
     monkeypatch.setattr(murmur, "_murmur_width", width)
-    found = intervals.overflows(traced(SCHEMES[name], (MOST_UNITS,), n))
+    found = intervals.overflows(traced(SCHEMES[name], (MOST_UNITS,), 1024))
     assert not found, found
 
 
@@ -152,7 +152,7 @@ widths = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     words=widths,
     numbers=st.sampled_from([1, 1, 2, 3, 16, 100, 4096, 10**6]),
@@ -216,7 +216,7 @@ def rows_added_up(scheme, height, n, listed):
     return step, (ids, rows)
 
 
-@pytest.mark.parametrize("height", [MOST, 2**31, 2**33, *helpers.slow(MOST_UNITS)])
+@pytest.mark.parametrize("height", [MOST, 2**33, *helpers.slow(MOST_UNITS)])
 @pytest.mark.parametrize("scheme", ["zen", *helpers.slow("ag_sparse", "sparse_ps")])
 def test_tables_of_more_rows_than_int32_numbers_are_refused(scheme, height):
     n, listed = (8, 4096) if scheme == "zen" else (3, 5)  # Few ranks have no owners.
@@ -228,8 +228,8 @@ def test_tables_of_more_rows_than_int32_numbers_are_refused(scheme, height):
         jax.eval_shape(step, *given)
 
 
-@pytest.mark.parametrize("listed", [2**21, 2**24, *helpers.slow(2**20)])
-@pytest.mark.parametrize("scheme", ["zen", *helpers.slow("ag_sparse", "sparse_ps")])
+@pytest.mark.parametrize("listed", [2**21, *helpers.slow(2**20)])
+@pytest.mark.parametrize("scheme", ["zen", *helpers.slow("ag_sparse")])
 def test_more_listed_rows_of_all_ranks_than_int32_numbers_are_refused(scheme, listed):
     step, given = rows_added_up(scheme, MOST_UNITS, 1024, listed)
     if 1024 * listed <= MOST:
@@ -240,7 +240,7 @@ def test_more_listed_rows_of_all_ranks_than_int32_numbers_are_refused(scheme, li
         jax.eval_shape(step, *given)
 
 
-@pytest.mark.parametrize("units", [MOST_UNITS, MOST, 2**31, 2**33])
+@pytest.mark.parametrize("units", [MOST, 2**31])
 def test_entries_of_more_units_than_int32_numbers_are_refused(units):
     def run(indices, values):
         tensor = sparsejax.SparseTensor(indices, values, (units,))

@@ -113,7 +113,7 @@ def gradient(size, density):
     return x.astype(np.float32)
 
 
-def check_bitmap(made):
+def check_bitmap(made, sizes=(1, 7, 2048, 2049, 8193)):
     encode = lambda x, _: made.bitmap_encode(jnp.asarray(x))
     decode = lambda words, capacity, _: made.bitmap_decode(
         jnp.asarray(words), capacity, 32 * len(words)
@@ -121,7 +121,7 @@ def check_bitmap(made):
     compact = lambda x, capacity: made.bitmap_decode(
         made.bitmap_encode(jnp.asarray(x)), capacity, x.size
     )
-    for size in (1, 7, 2048, 2049, 8193):
+    for size in sizes:
         # All densities in less than a block, and in one and a bit.
         for density in (0.0, 0.3, 1.0) if size in (7, 2049) else (0.3,):
             x = gradient(size, density)
@@ -129,30 +129,38 @@ def check_bitmap(made):
                 x[3:6] = 1e-40, np.nan, -0.0
             for capacity in (size, 3):
                 contract.check_bitmap(encode, decode, x, capacity)
-                contract.check_compact(compact, x, capacity)
+                contract.check_compact(getattr(made, "compact", compact), x, capacity)
 
 
-def check_partition(made):
+def kinds_of_indices(seeds):
+    """Indices that are each there once, as a compaction would give them or not."""
+    rng, keys = np.random.default_rng(0), np.arange(60 * 1025)
+    any_order = rng.choice(2**31 - 1, 1025, replace=False)
+    return {
+        "any": any_order,
+        "sorted": np.arange(1025),  # the first element among them
+        "large": 2**24 + 1 + np.arange(1025),  # float32 cannot tell these apart
+        "one part": keys[contract.murmur3(keys, seeds[0]) % 8 == 3][:1025],
+        "some negative": np.where(np.arange(1025) % 3 == 1, -1, any_order),
+    }
+
+
+def check_partition(made, wanted=None):
     def run(indices, count, seeds, **sizes):
         operands = jnp.asarray(indices), jnp.int32(count), jnp.asarray(seeds)
         return made.partition(*operands, memory=kernels.HashMemory(**sizes))
 
-    rng = np.random.default_rng(0)
     seeds = kernels.draw_seeds(4)
-    kinds = {
-        "sorted": np.arange(1025),
-        "any": rng.choice(2**31 - 1, 1025, replace=False),
-        "large": 2**24 + 1 + np.arange(1025),
-    }
+    kinds = kinds_of_indices(seeds)
     memories = ((256, 32, 3), (32, 8, 3), (1, 1, 1), (0, 200, 0), (0, 16, 0))
     # Each memory with all of one kind; fewer, and others, in one with hashes.
-    for kind, indices in kinds.items():
+    for kind in wanted or kinds:
         for count in (1025, 0, 1, 1024) if kind == "any" else (1025,):
             every = kind == "any" and count == 1025
             for slots, serial, hashes in memories if every else memories[1:2]:
                 contract.check_partition(
                     run,
-                    indices.astype(np.int32),
+                    kinds[kind].astype(np.int32),
                     count,
                     seeds,
                     parts=8,
@@ -186,9 +194,9 @@ def check_partition_dense(made):
             )
 
 
-def check_threshold_hash(made):
+def check_threshold_hash(made, sizes=(1, 7, 4096, 4097, 9000)):
     seeds = itertools.cycle(kernels.draw_seeds(2))
-    for size in (1, 7, 4096, 4097, 9000):
+    for size in sizes:
         for threshold in (0.0, 0.5, 9.0):
             contract.check_threshold_hash(
                 lambda x, level, seed, slots: made.threshold_hash(
@@ -233,8 +241,8 @@ WHERE_VALUES_GO = ("coo8", "coo16", "bitmap", "rows of one part", "rows of five 
 SOME = ("coo8", "from a rank on", "mixed, coo16", "coo32", "bitmap")
 SOME += ("rows of five halves", "halves")
 SOME_BITMAPS = ("thin",)
-# And with what is full, empty, alone, or begins behind its end; bits of words of two kinds.
-MOST = (*SOME, "full", "nothing", "one part", "behind the last")
+# And with what is full, empty, alone, wide, or begins behind its end; bits of two kinds.
+MOST = (*SOME, "full", "nothing", "one part", "rows of two axes", "behind the last")
 MOST_BITMAPS = ("half of all", "full, halves")
 
 
@@ -256,9 +264,10 @@ def check_messages(
             messages.check_unpack(unpack, case, **how)
     these = lambda *wanted: [name for name in wanted if name in names]
     for name in these("coo8", "rows of five halves"):
-        messages.check_unpack(unpack, messages.CASES[name], ordered=True)
+        check_ordered(made, unpack, messages.CASES[name])
+    index = on_arrays(made.index_message)
     for name in these("coo8", "coo16", "rows of five halves", "one part"):
-        messages.check_pieces(on_arrays(made.index_message), unpack, messages.CASES[name])
+        messages.check_pieces(index, unpack, messages.CASES[name], ordered=name == "coo8")
     check_bitmap_messages(made.bitmap, made.index, bitmaps)
     # With rows of several words, the last not full, as long sets have them.
     for name in these("coo8", "coo16", "from a rank on", "mixed, bitmap"):
@@ -266,6 +275,21 @@ def check_messages(
         with mock.patch.object(in_reference, "MOST_ROWS", rows):
             messages.check_pack(pack, messages.CASES[name])
             messages.check_unpack(unpack, messages.CASES[name])
+
+
+def check_ordered(made, unpack, case):
+    """A launch for each sender; ALONE is what leaves atomic additions out of the kernel."""
+    launch, alone = made.launch, []
+
+    def noting(*given, **sizes):
+        alone.append(sizes.get("ALONE"))
+        return launch(*given, **sizes)
+
+    with mock.patch.object(made, "launch", noting):
+        messages.check_unpack(unpack, case, ordered=True)
+    if launch is None:  # of no file of kernels
+        return
+    assert [one for one in alone if one is not None] == [1] * len(case.received)
 
 
 @contextlib.contextmanager

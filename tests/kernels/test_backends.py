@@ -81,7 +81,7 @@ def test_a_backend_that_cannot_run_here_says_why(monkeypatch):
         taken(named="cuda")
 
 
-@pytest.mark.parametrize("there", [(), ("jax_cuda12_plugin",), ("jax_cuda13_plugin",)])
+@pytest.mark.parametrize("there", [(), ("jax_cuda13_plugin",)])
 def test_where_jax_has_no_plugin_for_gpus_it_says_which_extra_has_one(there, monkeypatch):
     monkeypatch.setattr(backends, "_missing", lambda name: None)
     monkeypatch.setattr(backends, "_cuda_devices", lambda: ())
@@ -197,23 +197,22 @@ kernel_p.def_abstract_eval(lambda x: x)
 mlir.register_lowering(kernel_p, lambda ctx, x: [x])
 
 
-@pytest.mark.parametrize("where", ["jit of vmap", "vmap of jit", "vmap in shard_map"])
-def test_with_auto_the_reference_computes_under_vmap(where, monkeypatch, mesh_of):
+def test_with_auto_the_reference_computes_under_vmap(monkeypatch, mesh_of):
     monkeypatch.setattr(backends, "_winner", lambda *_: "triton")
     of = {"reference": lambda x, y: x + 2 * y, "triton": lambda x, y: kernel_p.bind(x)}
     run = lambda x, y: backends.run("compact", None, of, 4, x, y)
     x, y = jnp.arange(8.0).reshape(2, 4), jnp.ones(4)
-    each = {
-        "jit of vmap": jax.jit(jax.vmap(run, (0, None))),
-        "vmap of jit": jax.vmap(jax.jit(run), (0, None)),
-        "vmap in shard_map": helpers.shard_map(
+    for each in (
+        jax.jit(jax.vmap(run, (0, None))),
+        jax.vmap(jax.jit(run), (0, None)),
+        helpers.shard_map(
             jax.vmap(run, (0, None)),
             mesh=mesh_of(2),
             in_specs=(P(helpers.AXIS), P()),
             out_specs=P(helpers.AXIS),
         ),
-    }[where]
-    np.testing.assert_array_equal(each(x, y), x + 2 * y)
+    ):
+        np.testing.assert_array_equal(each(x, y), x + 2 * y)
     monkeypatch.setattr(backends, "_batched_by", lambda _, function: function)
     with pytest.raises(NotImplementedError, match="Batching"):
         jax.jit(jax.vmap(lambda x, y: run(x, y), (0, None)))(x, y)
@@ -244,27 +243,19 @@ def partition(**changed):
     ("call", "says"),
     [
         (lambda: kernels.compact(ONES, 0), "capacity must be a positive int, got 0"),
-        (lambda: kernels.compact(ONES, 2.5), "capacity must be a positive int"),
         (lambda: kernels.compact(ONES[None], 4), "reshape it"),
         (lambda: kernels.compact(INDICES, 4), "floating dtype, got int32"),
-        (lambda: kernels.bitmap_encode(INDICES), "floating dtype"),
         (lambda: kernels.bitmap_encode(ONES, ONES), "units must be int32, got float32"),
         (lambda: kernels.bitmap_decode(INDICES, 3), "words must be uint32, got int32"),
-        (lambda: kernels.bitmap_decode(SEEDS, -1), "capacity must be a positive int"),
         (lambda: partition(hashes=3), r"3 hashes need 4 seeds.*draw_seeds\(4\)"),
         (lambda: partition(serial=0), "serial must be a positive int"),
         (lambda: partition(slots=0), "slots must be a positive int"),
         (lambda: partition(hashes=-1), "hashes must be a positive int"),
         (lambda: partition(hashes=0), "nothing gets to the 32 slots: use slots=0"),
-        (lambda: partition(seeds=SEEDS[:0]), "seeds must be uint32"),
         (lambda: partition(seeds=SEEDS[:1], slots=0, serial=0), "serial must be"),
         (
             lambda: kernels.partition_dense(ONES, SEEDS, kernels.HashMemory(65, 9, 9)),
             "cannot fill 65 parts",
-        ),
-        (
-            lambda: kernels.partition_dense(INDICES, SEEDS, kernels.HashMemory(2, 9, 9)),
-            "floating dtype",
         ),
         (lambda: partition(parts=65), "cannot fill 65 parts"),
         (lambda: partition(indices=ONES), r"indices must be int32.*astype\(jnp.int32\)"),
@@ -314,20 +305,15 @@ def test_a_traced_capacity_is_told_to_be_static():
         jax.jit(kernels.compact)(ONES, 4)
 
 
-@pytest.mark.parametrize("size", [2**31, 2**31 + 5])
-def test_arrays_that_int32_cannot_number_are_refused_before_launch(size):
-    long = jax.ShapeDtypeStruct((size,), jnp.float32)
+def test_arrays_that_int32_cannot_number_are_refused_before_launch():
+    like = lambda size: jax.ShapeDtypeStruct((size,), jnp.float32)
     with pytest.raises(kernels.KernelArgumentError, match="Take rows for units"):
-        jax.eval_shape(lambda x: kernels.compact(x, 8), long)
+        jax.eval_shape(lambda x: kernels.compact(x, 8), like(2**31))
     with pytest.raises(kernels.KernelArgumentError, match="2\\^31"):
-        jax.eval_shape(lambda x: kernels.threshold_hash(x, 1.0, 0, slots=8), long)
-
-
-def test_the_largest_array_that_int32_numbers_is_traced():
-    long = jax.ShapeDtypeStruct((2**31 - 1,), jnp.float32)
+        jax.eval_shape(lambda x: kernels.threshold_hash(x, 1.0, 0, slots=8), like(2**31))
     for backend in ("reference", "pallas"):
         with kernels.use_kernels(backend, interpret=True):
-            found, _ = jax.eval_shape(lambda x: kernels.compact(x, 8), long)
+            found, _ = jax.eval_shape(lambda x: kernels.compact(x, 8), like(2**31 - 1))
             assert found.shape == (8,)
 
 

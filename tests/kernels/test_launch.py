@@ -40,10 +40,8 @@ X = np.where(rng.random(2000) < 0.3, rng.normal(size=2000), 0).astype(np.float32
 @pytest.mark.parametrize(
     ("version", "way"),
     [
-        ((0, 10, 2), "by_jax_triton"),
         ((0, 11, 9), "by_jax_triton"),
         ((0, 12, 0), "by_jax"),
-        ((0, 13, 1), "by_jax"),
         ((1, 0, 0), "by_jax"),
     ],
 )
@@ -108,11 +106,6 @@ def why_not(monkeypatch, version, absent=(), platform="linux"):
     return backends._missing.__wrapped__("triton")
 
 
-@pytest.mark.parametrize("version", [(0, 10, 2), (0, 11, 2), (0, 12, 0)])
-def test_nothing_is_missing_where_all_is_there(version, monkeypatch):
-    assert why_not(monkeypatch, version) is None
-
-
 def test_each_way_needs_no_package_of_the_other(monkeypatch):
     assert why_not(monkeypatch, (0, 12, 0), ["jax_triton"]) is None
     assert why_not(monkeypatch, (0, 11, 2), ["jax.experimental.thunky"]) is None
@@ -134,7 +127,6 @@ def test_each_way_needs_no_package_of_the_other(monkeypatch):
             "linux",
             r"Triton 3\.6 .*pip install 'sparsejax\[triton\]'",
         ),
-        ((0, 10, 2), ["triton", "jax_triton"], "linux", r"Triton 3\.6 "),
         (
             (0, 14, 0),
             ["jax.experimental.thunky"],
@@ -312,9 +304,15 @@ def test_what_is_in_place_is_aliased():
 
 
 @needs_thunky
-@pytest.mark.parametrize("checked", [True, False])
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("manual", [{"a", "b"}, {"a"}, set()])
+@pytest.mark.parametrize(
+    ("manual", "kind", "checked"),
+    [
+        ({"a", "b"}, AxisType.Auto, True),
+        ({"a"}, AxisType.Explicit, False),
+        ({"a"}, AxisType.Auto, True),
+        (set(), AxisType.Explicit, True),
+    ],
+)
 def test_a_launch_may_stand_where_axes_are_manual_and_where_they_are_not(
     manual, kind, checked
 ):

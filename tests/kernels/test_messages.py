@@ -5,6 +5,7 @@ The kernels of Triton are held to the same in its interpreter: see `test_triton`
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,12 @@ import numpy as np
 import pytest
 
 import pallas_kernels as kernels
-from tests import helpers
-from tests.kernels import messages
-from tests.kernels.test_kernels import ON_GPU, by
+from tests.kernels import checks, messages
+from tests.kernels.test_kernels import by
 
 
 # The four mixed ones are one program.
 QUICK = ["from a rank on", *(name for name in messages.CASES if "mixed" in name)]
-OTHERS = [name for name in messages.CASES if name not in QUICK]
 
 
 @functools.cache
@@ -40,57 +39,26 @@ packing = functools.partial(running, operation="pack_message")
 unpacking = functools.partial(running, operation="unpack_message")
 
 
-# Whether values are added or set says nothing of their slots, and which backend runs says
-# nothing of the shapes: a case of each shape is set, and interpreted.
-SET = ["coo8", "bitmap", "full", "rows of one part", "rows of five halves", "halves"]
+def made(backend):
+    """The operations as a file of kernels has them."""
+    names = ("pack_message", "index_message", "unpack_message")
+    one = types.SimpleNamespace(**{name: running(backend, name) for name in names})
+    one.index, one.bitmap, one.launch = one, one, None
+    one.unpack_bitmaps = one.unpack_message
+    return one
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    [
-        *(("reference", name) for name in QUICK),
-        *helpers.slow(
-            *(("reference", name) for name in OTHERS),
-        ),
-        *(pytest.param("triton", x, marks=pytest.mark.gpu) for x in messages.CASES),
-    ],
-)
-def test_a_message_is_what_is_written_by_hand(backend, name):
-    messages.check_pack(packing(backend), messages.CASES[name])
-
-
-@pytest.mark.parametrize(
-    ("backend", "name", "replaces"),
-    [
-        *(("reference", name, replaces) for name in QUICK for replaces in (False, True)),
-        *helpers.slow(
-            *(("reference", name, False) for name in OTHERS),
-            *(("reference", name, True) for name in SET),
-        ),
-        *(
-            pytest.param("triton", name, replaces, marks=pytest.mark.gpu)
-            for name in messages.CASES
-            for replaces in (False, True)
-        ),
-    ],
-)
-def test_what_arrives_is_added_or_set(backend, name, replaces):
-    case = messages.CASES[name]
-    messages.check_unpack(unpacking(backend), case, replaces=replaces)
+def test_messages_of_each_code_are_as_by_hand():
+    checks.check_messages(made("reference"), QUICK, bitmaps=())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["coo8", *helpers.slow("bitmap", "rows of five halves")])
-def test_what_arrives_in_pieces_is_added_piece_by_piece(name):
-    index = running("reference", "index_message")
-    messages.check_pieces(index, unpacking("reference"), messages.CASES[name])
-
-
-@pytest.mark.parametrize("name", helpers.slow(*messages.BITMAPS))
-def test_bitmaps_are_unpacked_whole_and_piece_by_piece(name):
-    backend = "triton" if ON_GPU else "reference"
-    index = running(backend, "index_message")
-    messages.check_bitmaps(index, unpacking(backend), messages.BITMAPS[name])
+@pytest.mark.parametrize(
+    "backend", ["reference", pytest.param("triton", marks=pytest.mark.gpu)]
+)
+def test_every_message_is_as_by_hand(backend):
+    """Whole and in pieces, added or set, sender by sender, and bitmaps."""
+    checks.check_messages(made(backend))
 
 
 def test_bitmaps_that_no_kernel_unpacks_are_refused():
@@ -132,16 +100,6 @@ def test_what_one_sender_sends_needs_no_atomic_additions():
         made = jax.make_jaxpr(unpack)(case.array, received, case.numbers)
         scatters += [e for e in made.eqns if e.primitive.name == "scatter-add"]
     assert [e.params["unique_indices"] for e in scatters] == [True, False]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "backend",
-    ["reference", pytest.param("triton", marks=pytest.mark.gpu)],
-)
-def test_what_lies_behind_the_array_is_left_out(backend):
-    for name in ("coo8", "bitmap", "rows of five halves"):
-        messages.check_unpack(unpacking(backend), messages.CASES[name], size=100)
 
 
 def test_without_room_or_with_other_shapes_it_says_so():

@@ -67,47 +67,26 @@ def test_on_tpus_sets_are_searched_and_on_gpus_each_unit_writes_itself():
         assert largest_scatter(platform) == 2 * 65_536
 
 
-def test_of_tpus_alone_the_policy_differs():
-    policies = {}
-    for platform in ("cpu", "cuda", "rocm", "tpu"):
-        with helpers.traced_for(platform):
-            policies[platform] = platforms.policy()
-    assert policies["cuda"] == policies["rocm"]
-    gpu, tpu = policies["cuda"], policies["tpu"]
-    assert gpu[3:] == (True, True, 1, 256, 0)
-    assert tpu[3:] == (False, False, 128, 0, 0)
-    assert policies["cpu"][3:] == (False, True, 1, 256, 0)
-    assert gpu[:3] == tpu[:3] == (True, 1, 4)
+def sorting(run, *like):
+    """The platforms for which a program has a sort."""
+    found = set()
+    for platform in ("cpu", "tpu", "cuda", "rocm"):
+        over = helpers.described(platform, data=1)
+        mapped = jax.shard_map(run, mesh=over, in_specs=P(), out_specs=P())
+        with jax.sharding.use_abstract_mesh(over):
+            program = str(jax.make_jaxpr(mapped)(*like))
+        found |= {platform} if " sort[" in program else set()
+    return found
 
 
-def merges_by_sorting(platform):
-    """Whether equal ids of a table of few rows are found by a sort."""
-    over = helpers.described(platform, data=1)
+def test_what_is_sorted_by_platform():
+    """Equal ids on TPUs, where a scatter of repeated flags is a sort, and more; and rows
+    whose places may repeat only where additions may be atomic.
+    """
     run = lambda ids: merging.merged(ids, 1000).ids
-    mapped = jax.shard_map(run, mesh=over, in_specs=P(), out_specs=P())
-    with jax.sharding.use_abstract_mesh(over):
-        program = jax.make_jaxpr(mapped)(jnp.zeros(64, jnp.int32))
-    return " sort[" in str(program)
-
-
-def test_on_tpus_alone_equal_ids_are_found_by_a_sort():
-    """Not by a flag for each row: a scatter of repeated flags is a sort there, and more."""
-    found = {name: merges_by_sorting(name) for name in ("cpu", "tpu", "cuda", "rocm")}
-    assert found == {"cpu": False, "tpu": True, "cuda": False, "rocm": False}
-
-
-def adds_by_sorting(platform):
-    """Whether rows whose places may repeat are sorted before they are added."""
-    over = helpers.described(platform, data=1)
-    mapped = jax.shard_map(ordered.add_repeated, mesh=over, in_specs=P(), out_specs=P())
-    like = jax.ShapeDtypeStruct((64, 2), jnp.float32)
-    places = jax.ShapeDtypeStruct((64,), jnp.int32)
-    return " sort[" in str(jax.make_jaxpr(mapped)(like, places, like))
-
-
-def test_only_where_additions_may_be_atomic_are_repeated_places_sorted():
-    found = {name: adds_by_sorting(name) for name in ("cpu", "tpu", "cuda", "rocm")}
-    assert found == {"cpu": False, "tpu": False, "cuda": True, "rocm": True}
+    assert sorting(run, jnp.zeros(64, jnp.int32)) == {"tpu"}
+    rows, places = jnp.zeros((64, 2)), jnp.zeros(64, jnp.int32)
+    assert sorting(ordered.add_repeated, rows, places, rows) == {"cuda", "rocm"}
 
 
 def test_a_program_for_all_platforms_has_a_way_of_its_own_for_tpus():

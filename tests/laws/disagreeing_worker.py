@@ -3,6 +3,8 @@
     python -m tests.laws.disagreeing_worker COORDINATOR RANK
 
 Nothing of a parameter's size may go between the two: whatever gathers it is an error here.
+At the end process 0 alone calls every function that takes a state, prints "alone", and
+waits for no one; process 1 does nothing until its input ends.
 """
 
 import functools
@@ -25,6 +27,8 @@ def main(coordinator, rank):
     import sparsejax
     from sparsejax.errors import ArgumentError, JobError
 
+    mesh = jax.make_mesh((2,), ("data",))
+    state_after, fresh = trained(mesh)
     gathered, gather = [], multihost_utils.process_allgather
 
     def watched(x):
@@ -38,7 +42,6 @@ def main(coordinator, rank):
         del key
         return jnp.sum(params["w"] * batch)
 
-    mesh = jax.make_mesh((2,), ("data",))
     tx = optax.chain(sparsejax.zen_sync(), optax.sgd(0.1))
     trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
     key = jax.random.key(3)
@@ -79,7 +82,52 @@ def main(coordinator, rank):
     finds_other_bits(mesh, state.params, rank)
     refuses_other_setups(mesh, restored, rank)
     assert len(gathered) == 8
-    jax.distributed.shutdown()
+    if rank == 0:
+        reads_alone(mesh, state_after, fresh)
+        print("alone", flush=True)
+    sys.stdin.read()
+
+
+def chain():
+    import sparsejax
+
+    own = sparsejax.top_k(0.1, min_size=1), sparsejax.zen_sync(), optax.adam(1e-3)
+    return sparsejax.accumulate(optax.chain(*own), every=1)
+
+
+def trained(mesh):
+    """Optimizer states of one step and of none, which both processes make together."""
+    import sparsejax
+
+    trainer = sparsejax.data_parallel(lambda p, b: jnp.sum(p["w"] * b), chain(), mesh)
+    params = {"w": jnp.ones((4096, 2))}
+    share = NamedSharding(mesh, P("data"))
+    batch = jax.make_array_from_process_local_data(share, jnp.ones((1, 1)))
+    state, _ = trainer.step(trainer.init(params), batch)
+    states = state.opt_state, trainer.init(params).opt_state
+    return jax.block_until_ready(states)
+
+
+def reads_alone(mesh, state, fresh):
+    """What takes a state: a collective would wait for the other, which does nothing."""
+    import sparsejax
+
+    params = {"w": jnp.ones((4096, 2))}
+    metrics = sparsejax.metrics(state)
+    assert float(metrics["sparsify/residual_norm"]) > 0
+    assert all(float(value) == float(value) for value in metrics.values())
+    assert "all of 1 exchange" in sparsejax.summary(state)
+    jax.tree.leaves(sparsejax.residuals(state))[0].addressable_data(0)
+    sparsejax.state_specs(state)
+    sparsejax.abstract_state(chain(), params, mesh)
+    profiles = sparsejax.advise.profile_from_state(state, params, ranks=2)
+    assert all(float(p.counts[0]) >= 0 for p in profiles.values())
+    steps = lambda x: 3 if x.shape == () and x.dtype == "int32" else 0
+    whole = jax.tree.map(
+        lambda x: jnp.full(x.shape, steps(x), x.dtype),
+        sparsejax.abstract_state(chain(), params, mesh, ranks=3),
+    )
+    sparsejax.resized(whole, like=fresh)
 
 
 def refuses_other_setups(mesh, params, rank):

@@ -20,15 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes, sparsifiers
 from sparsejax.schemes.base import LossyScheme
 from sparsejax.sparsifiers import base
-from sparsejax.state.per_rank import find
 from sparsejax.transforms import wrappers
-from sparsejax.transforms.feedback import FeedbackState
 from sparsejax.units import ownership
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES as VARIANTS
@@ -315,7 +312,7 @@ def test_a_step_with_a_nan_is_left_out_on_all_ranks():
     helpers.assert_conserved(good, run)
 
 
-# --- The law of momentum, and checkpoints.
+# --- The law of momentum, and schedules.
 
 
 @pytest.mark.parametrize("masking", [True, *helpers.slow(False)])
@@ -352,52 +349,17 @@ def test_momentum_correction_after_a_dense_warm_up(masking):
 
 
 @pytest.mark.slow
-def test_a_density_schedule_goes_on_behind_a_checkpoint():
-    """Bytes as without: step, thresholds, velocity and residual are all in the state."""
-    n, steps, stop = 2, 8, 3
-    mesh = helpers.mesh_of(n)
-    density = sparsifiers.Warmup(0.01, 6, start=0.2)
+def test_as_many_are_selected_as_a_density_schedule_says():
+    """Where a threshold is found; the step, thresholds and velocity are in the state."""
+    n, density = 2, sparsifiers.Warmup(0.01, 6, start=0.2)
     own = sparsifiers.ReuseThreshold(density, every=2)
     memory = sparsejax.MomentumCorrection(0.9)
     tx = optax.chain(
-        sparsejax.sparsify(own, memory=memory, min_size=100),
-        sparsejax.sync(schemes.AGSparse(), rules={"w": "sparse"}),
+        sparsejax.sparsify(own, memory=memory, min_size=100), sync(schemes.AGSparse())
     )
-    grads = gradients(n)
-    zeros = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
-    first = sparsejax.init(tx, zeros, mesh)
-    specs = sparsejax.state_specs(first)
-    step = jax.jit(
-        helpers.shard_map(
-            lambda g, state: tx.update(jax.tree.map(lambda x: x[0], g), state),
-            mesh=mesh,
-            in_specs=(P(AXIS), specs),
-            out_specs=(P(), specs),
-        )
-    )
-
-    def run(state, start, stop):
-        found = []
-        for number in range(start, stop):
-            now = {name: x[:, number] for name, x in grads.items()}
-            update, state = step(now, state)
-            found.append(jax.tree.map(np.asarray, update))
-        return found, state
-
-    straight, end = run(first, 0, steps)
-    before, state = run(first, 0, stop)
-    saved = [np.array(x) for x in jax.tree.leaves(state)]
-    after, again = run(jax.tree.unflatten(jax.tree.structure(first), saved), stop, steps)
-    both = zip(
-        jax.tree.leaves((straight, end)),
-        jax.tree.leaves((before + after, again)),
-        strict=True,
-    )
-    assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in both)
-    # Where a threshold is found, just as many go as the schedule says.
-    counts = [int((x["w"] != 0).sum()) for x in straight]
-    for number in (0, 2, 4, 6):
-        each = int(np.ceil(np.float32(density(jnp.int32(number))) * SIZE))
-        assert each < counts[number] <= n * each
+    run = helpers.ranks(n)(tx, gradients(n))
+    counts = (run.updates["w"][0] != 0).sum(-1)
+    for step in (0, 2, 4, 6):
+        each = int(np.ceil(np.float32(density(jnp.int32(step))) * SIZE))
+        assert each < counts[step] <= n * each
     assert counts[0] > 10 * counts[6]
-    assert int(find(end, FeedbackState)[0].step) == steps

@@ -141,7 +141,7 @@ def cases(n, shape, dtype):
         mask = np.broadcast_to(mask, (n, units)).reshape(n, units, *[1] * (len(shape) - 1))
         return np.where(mask, dense, 0)
 
-    for density in (0.0, 0.001, 0.01, 0.1, 0.3, 0.5, 0.8, 0.95, 1.0):
+    for density in (0.0, 0.001, 0.01, 0.1, 0.3, 0.6, 0.95, 1.0):
         yield f"density_{density}", keep(rng.random((n, units)) < density)
         yield f"same_units_{density}", keep(rng.random(units) < density)
     unit = np.arange(units)
@@ -233,7 +233,7 @@ def test_the_total_is_the_exact_sum_on_every_rank(name, n):
     [
         *((name, 3) for name in ALWAYS),
         *helpers.slow(
-            *((name, 8) for name in ("ag_sparse", "sparcml_split", "sparse_ps")),
+            ("sparcml_split", 8),
             *((name, 3) for name in SCHEMES if name not in (*ALWAYS, *CODES)),
         ),
     ],
@@ -268,12 +268,12 @@ def test_rows_are_units(name, width):
     check(name, 3, (517, width), jnp.float32)
 
 
-@pytest.mark.parametrize("name", ["all_reduce", *helpers.slow("hierarchical", "balanced")])
+@pytest.mark.parametrize("name", ["all_reduce", *helpers.slow("balanced")])
 def test_without_checking_the_result_is_the_same(name):
     check(name, 3, (SIZE,), jnp.float32, check_vma=False)
 
 
-@pytest.mark.parametrize("name", ["balanced", *helpers.slow("hierarchical", "zen_bytes")])
+@pytest.mark.parametrize("name", ["balanced", *helpers.slow("hierarchical")])
 def test_tiny_and_empty_arrays_work(name):
     for size in (0, 1, 33):
         run = compiled(name, 3, (size,), jnp.dtype(jnp.float32))
@@ -353,23 +353,8 @@ def test_shards_on_a_second_axis_may_differ_in_density(name, check_vma):
     np.testing.assert_array_equal(jax.jit(step)(x), x.sum(0))
 
 
-@pytest.mark.parametrize("name", ALWAYS)
-def test_arrays_of_more_than_two_gib_are_traced(name):
-    """All of them, with numbers and rows as units: `tests/fuzz/test_sizes.py`."""
-    scheme, shape = SCHEMES[name], (2**29 + 64,)
-
-    def run(x):
-        x = x.reshape(shape)
-        return helpers.call(scheme, x, helpers.init(scheme, x)).total[:1]
-
-    mesh = helpers.mesh_of(2)
-    step = helpers.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P())
-    whole = jax.ShapeDtypeStruct((2 * shape[0], *shape[1:]), jnp.float32)
-    assert jax.eval_shape(step, whole).shape == (1, *shape[1:])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["balanced", *helpers.slow("hierarchical", "zen")])
+@pytest.mark.parametrize("name", ["balanced", "hierarchical"])
 def test_units_that_the_caller_did_not_name_are_not_sent(name):
     scheme, n = SCHEMES[name], 4
     x = np.ones((n, SIZE), np.float32)

@@ -67,8 +67,6 @@ PROGRAMS: dict[str, tuple[dict[str, Any], Callable[[float], Any]]] = {
         TABLE,
         lambda f: sparsejax.accumulate(sparsejax.sync(schemes.AGSparse()), 2),
     ),
-    "ag_sparse": (TABLE, lambda f: sparsejax.sync(schemes.AGSparse())),
-    "sparcml": (KERNEL, lambda f: sparsejax.sync(schemes.SparCML())),
     "sparse_ps": (TABLE, lambda f: sparsejax.sync(schemes.SparsePS())),
     "narrow": (KERNEL, lambda f: sparsejax.zen_sync(wire_dtype=jnp.bfloat16)),
     "inside": (
@@ -76,20 +74,10 @@ PROGRAMS: dict[str, tuple[dict[str, Any], Callable[[float], Any]]] = {
         lambda f: optax.chain(sparsejax.top_k(0.02 * f), sparsejax.zen_sync()),
     ),
     "random": (KERNELS, lambda f: chain(sparsejax.sparsify(sparsifiers.RandomK(0.02)))),
-    "one_of_two": (
-        KERNELS,
-        lambda f: chain(sparsejax.top_k(0.02 * f, compress=lambda p, x: p == "kernel")),
-    ),
     "accumulated": (
         KERNEL,
         lambda f: sparsejax.accumulate(
             optax.chain(sparsejax.top_k(0.02 * f), sparsejax.sync(schemes.AGSparse())), 2
-        ),
-    ),
-    "between": (
-        KERNEL,
-        lambda f: optax.chain(
-            sparsejax.top_k(0.02 * f), sparsejax.accumulate(sparsejax.zen_sync(), 2)
         ),
     ),
     "spardl": (KERNEL, lambda f: sparsejax.spardl_sync(0.02)),
@@ -113,7 +101,6 @@ CASES = {
     "dense": Case("dense", None),
     "zen": Case("zen", 0.02),
     "zen_of_dense_gradients": Case("zen_table", 1.0),
-    "zen_where_the_sum_is_full": Case("zen_table", 0.3),
     "ag_sparse_every_second_step": Case("ag_sparse_every", 0.05),
     "zen_every_second_step": Case("every", 0.05),
     "dgc": Case("dgc", None, (0.8, 1.3)),
@@ -121,16 +108,12 @@ CASES = {
     "rounds": Case("rounds", 0.05),
     "zen_table": Case("zen_table", 0.05),
     "hierarchical": Case("hierarchical", 0.02),
-    "ag_sparse": Case("ag_sparse", 0.05),
-    "sparcml": Case("sparcml", 0.02),
     "sparse_ps": Case("sparse_ps", 0.05),
     "narrow": Case("narrow", 0.02),
     "top_k_inside": Case("inside", None),
     "top_k_of_sparser_gradients": Case("inside", 0.01),
     "random_k": Case("random", None),
-    "top_k_of_one_of_two": Case("one_of_two", None),
     "accumulated": Case("accumulated", None),
-    "accumulated_between": Case("between", None),
     "spardl": Case("spardl", None),
     "gtopk": Case("gtopk", None),
     "ok_topk": Case("ok_topk", None),

@@ -21,10 +21,9 @@ from tests.laws.test_exact_sum import LOSSLESS_NEVER_WORSE, SCHEMES, assert_exac
 
 # Units: a few dozen a rank, so that entries pay.
 SIZES = {48: 6_151, 64: 6_151, 256: 16_384, 1024: 32_768}
-MATRIX = (128, 130)  # for the scheme that sums matrices
 ALWAYS = ["balanced", "hierarchical"]
 # What counts ranks by itself, one of each kind.
-COUNTING = ["ag_sparse_ring", "ag_sparse_bruck", "sparcml", "sparse_ps"]
+COUNTING = ["ag_sparse_bruck", "sparse_ps"]
 # At most as many ranks as a power of two, and some more: they are folded.
 FOLDED = ["hierarchical", "sparcml_split"]
 AT_256 = ["hierarchical"]
@@ -121,17 +120,14 @@ def test_1024_ranks_have_the_exact_sum(name):
     ("name", "n"),
     [
         ("GTopk", 64),
-        *helpers.slow(
-            # Of two variants one: teams do inside what SparDL does with all ranks.
-            *((x, 64) for x in OF_LOSSY if x not in ("GTopk", "SparDL", "OkTopk")),
-            ("OkTopk", 48),
-        ),
+        # Of two variants one: teams do inside what SparDL does with all ranks.
+        *helpers.slow(("SparDL, teams", 64), ("OkTopk", 48)),
     ],
 )
 def test_lossy_schemes_conserve_on_many_ranks(name, n):
     """Two steps, the second with the state of the first."""
     scheme = OF_LOSSY[name]
-    shape = (1, *MATRIX) if name == "PowerSGD" else (SIZES[n] // 2,)
+    shape = (SIZES[n] // 2,)
 
     def run(x):
         def step(state, x):
@@ -147,8 +143,6 @@ def test_lossy_schemes_conserve_on_many_ranks(name, n):
     helpers.assert_same_on_all_ranks(total)
     exact = x.astype(np.float64)
     held = total[0].astype(np.float64) + left.astype(np.float64).sum(0)
-    room = (n + 2) * np.finfo(np.float32).eps * np.abs(exact).sum(0)
-    # Each number that PowerSGD leaves out comes of products over a row and a column.
-    room = room * (max(MATRIX) if name == "PowerSGD" else 4)
+    room = 4 * (n + 2) * np.finfo(np.float32).eps * np.abs(exact).sum(0)
     assert (np.abs(exact.sum(0) - held) <= room + 1e-30).all(), name
-    assert all(step.any() and (step == 0).any() for step in total) or name == "PowerSGD"
+    assert all(step.any() and (step == 0).any() for step in total)

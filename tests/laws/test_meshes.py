@@ -10,7 +10,6 @@ import optax
 import pytest
 
 import sparsejax
-from sparsejax import schemes
 from tests import helpers
 
 
@@ -20,14 +19,11 @@ EVERY = {"min_size": 0, "density": 0.1}
 SYSTEMS = {
     "zen": lambda: sparsejax.zen_sync("data", **SMALL),
     "dgc": lambda: optax.chain(sparsejax.dgc(**EVERY), sparsejax.zen_sync("data", **SMALL)),
-    "power_sgd": lambda: sparsejax.transforms.power_sgd_sync(1, "data"),
     "accumulate": lambda: sparsejax.accumulate(sparsejax.dense_sync("data"), every=2),
     "ok_topk": lambda: sparsejax.ok_topk_sync(0.1, "data", **SMALL),
-    "omni_reduce": lambda: sparsejax.sync(schemes.OmniReduce(8), "data", **SMALL),
 }
 QUICK = [("zen", True), ("accumulate", True)]
-SLOW = helpers.slow(("zen", False))
-SLOW += helpers.slow(*((name, True) for name in SYSTEMS if (name, True) not in QUICK))
+SLOW = helpers.slow(("zen", False), ("dgc", True), ("ok_topk", True))
 
 
 def gradients():

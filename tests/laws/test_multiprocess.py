@@ -8,23 +8,17 @@ from tests.helpers import processes
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_one_process_alone_reads_a_state():
-    """A collective would wait for the other, which does nothing."""
-    address = processes.free_address()
-    both = [processes.fork("tests.laws.alone_worker", address, rank) for rank in (0, 1)]
+def test_processes_are_told_what_differs_and_one_alone_reads_a_state():
+    """A collective at the end would wait for the other, which does nothing."""
+    worker, address = "tests.laws.disagreeing_worker", processes.free_address()
+    both = [processes.start(worker, address, rank) for rank in (0, 1)]
     try:
         processes.printed(both[0], "alone")
+        assert both[1].poll() is None
     finally:
         for process in both:
             process.kill()
             process.communicate()
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_processes_that_give_other_parameters_are_told_which():
-    worker, address = "tests.laws.disagreeing_worker", processes.free_address()
-    processes.wait([processes.start(worker, address, rank) for rank in (0, 1)])
 
 
 @pytest.mark.slow

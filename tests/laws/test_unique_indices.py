@@ -25,7 +25,7 @@ RANKS, SIZE, HEIGHT, WIDTH, COUNT = 3, 3001, 517, 3, 60
 AT = type(jnp.zeros(1).at[0])  # what claims are made of: x.at[indices]
 # One of each kind that lists units, and those whose owners have tables.
 KINDS = [name for name in OF_EACH_KIND if name not in ("all_reduce", "omni_reduce")]
-KINDS += ["balanced", "balanced_algorithm_1", "ag_sparse_doubling"]
+KINDS += ["balanced_algorithm_1"]
 
 
 class Claims:
@@ -103,7 +103,7 @@ def test_indices_of_a_scheme_are_unique_where_it_says_so(name, shape, claims):
     add = lambda x: helpers.call(scheme, x, helpers.init(scheme, x)).total
     summed = helpers.ranked(add, RANKS)
     # By entries; by entries in, and whole back; densely.
-    for density in (0.0, 0.01, 0.05, 0.2, 0.3, 1.0):
+    for density in (0.0, 0.01, 0.2, 0.3, 1.0):
         x = helpers.gradients(RANKS, shape[0], density, shape=shape[1:], seed=5)
         totals = summed(x)
         jax.effects_barrier()
@@ -112,9 +112,7 @@ def test_indices_of_a_scheme_are_unique_where_it_says_so(name, shape, claims):
     assert not claims.false
 
 
-@pytest.mark.parametrize(
-    "name", ["balanced", "ag_sparse", "ag_sparse_doubling", "sparcml_split", "sparse_ps"]
-)
+@pytest.mark.parametrize("name", ["balanced", "ag_sparse", "ag_sparse_doubling"])
 def test_indices_of_listed_rows_are_unique_where_it_says_so(name, claims):
     """Of lists in which ids repeat, and in which some are of no row."""
     rules = {"": "row", "w": "sparse"}

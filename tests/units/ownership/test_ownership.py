@@ -19,10 +19,9 @@ RULES = {
 }
 # 1003 units, which none of these ranks but one divide; and fewer units than ranks.
 SIZES_AND_RANKS = [(1003, 8), (2, 16)]
-MORE_OF_THEM = [(1003, 1), (1003, 3), (1003, 7), (2, 3)]
+MORE_OF_THEM = [(1003, 1), (1003, 7)]
 
 
-@functools.cache
 def everything(name, size, n):
     """All that a layout computes over `size` units and n ranks, in NumPy."""
     layout = RULES[name].over(size, n)
@@ -56,25 +55,17 @@ def everything(name, size, n):
     return layout, flags, [numbers, rows], results
 
 
-grid = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("name", "size", "n"),
     [
         *((name, *shape) for name in RULES for shape in SIZES_AND_RANKS),
         *helpers.slow(*((name, *shape) for name in RULES for shape in MORE_OF_THEM)),
     ],
 )
-
-
-@grid
-def test_invert_gives_back_every_unit_that_assign_was_given(name, size, n):
-    _, _, _, got = everything(name, size, n)
-    np.testing.assert_array_equal(got["units"], np.arange(size))
-
-
-@grid
 def test_every_unit_has_a_place_of_its_own_and_other_places_have_none(name, size, n):
-    layout, _, _, got = everything(name, size, n)
+    layout, flags, values, got = everything(name, size, n)
     parts, slots = got["parts"], got["slots"]
+    np.testing.assert_array_equal(got["units"], np.arange(size))
     assert parts.dtype == slots.dtype == np.int32
     assert ((parts >= 0) & (parts < n)).all()
     assert ((slots >= 0) & (slots < layout.width)).all()
@@ -84,22 +75,13 @@ def test_every_unit_has_a_place_of_its_own_and_other_places_have_none(name, size
     taken = got["unit_of"] < size
     assert (got["unit_of"] >= 0).all()
     np.testing.assert_array_equal(np.where(taken, got["unit_of"], -1), expected)
-
-
-@grid
-def test_split_puts_each_flag_where_assign_says(name, size, n):
-    layout, flags, _, got = everything(name, size, n)
+    # Flags are split into these places, and numbers and rows joined from them.
     for some, split in zip(flags, got["split"], strict=True):
-        expected = np.zeros((n, layout.width), bool)
-        expected[got["parts"][some], got["slots"][some]] = True
-        np.testing.assert_array_equal(helpers.unpacked(split), expected)
-
-
-@grid
-def test_join_gathers_numbers_and_rows_from_where_assign_put_them(name, size, n):
-    _, _, values, got = everything(name, size, n)
-    for expected, joined in zip(values, got["joined"], strict=True):
-        np.testing.assert_array_equal(joined, expected)
+        there = np.zeros((n, layout.width), bool)
+        there[parts[some], slots[some]] = True
+        np.testing.assert_array_equal(helpers.unpacked(split), there)
+    for wanted, joined in zip(values, got["joined"], strict=True):
+        np.testing.assert_array_equal(joined, wanted)
 
 
 @pytest.mark.parametrize("name", ["striped", "contiguous"])
@@ -180,7 +162,7 @@ def spread(count, n):
 
 
 @pytest.mark.parametrize("hash_name", HASHES)
-@pytest.mark.parametrize("n", [3, *helpers.slow(2, 7, 8, 128, 1000, 1024)])
+@pytest.mark.parametrize("n", [3, *helpers.slow(8, 1000, 1024)])
 def test_every_set_is_spread_evenly(hash_name, n):
     for count in counts_of(n):
         names, units = sets_of(count, n)
