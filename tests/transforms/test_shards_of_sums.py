@@ -68,10 +68,7 @@ def zen(rule, **options):
     [
         ("rows", "w", 0.01),
         *helpers.slow(
-            ("both", "embedding", 0.05),
-            ("minor", "w", 0.01),
-            *(("columns", "w", 0.03), ("three", "w", 0.03)),
-            *(("rows", "w", 0.0), ("rows", "embedding", 1.0)),
+            ("both", "embedding", 0.05), ("three", "w", 0.03), ("rows", "embedding", 1.0)
         ),
     ],
 )
@@ -95,7 +92,7 @@ def test_each_rank_gets_its_piece_of_the_sum(where, name, density):
 
 # Those of owners push by codes and room of their own, all others in one way. Who owns units
 # otherwise, and how they come back, is not asked.
-PUSHED = ["balanced_algorithm_1", "balanced_bitmap", "balanced_capacity", "zen"]
+PUSHED = ["balanced_algorithm_1", "balanced_capacity"]
 
 
 @pytest.mark.parametrize("name", ["all_reduce", *helpers.slow(*PUSHED)])
@@ -112,11 +109,7 @@ def test_any_scheme_sums_to_pieces(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where"),
-    [
-        ("dgc", "minor"),
-        ("ok_topk", "rows"),
-        *helpers.slow(("dgc", "columns"), ("ok_topk", "both")),
-    ],
+    [("dgc", "minor"), ("ok_topk", "columns")],
 )
 def test_what_a_rank_leaves_out_is_of_the_whole_parameter(name, where):
     tx = {
@@ -133,38 +126,6 @@ def test_what_a_rank_leaves_out_is_of_the_whole_parameter(name, where):
     assert held.shape[1:] == SHAPE
     assert held.any()
     np.testing.assert_array_equal(found["w"] + held.sum(0), given["w"].sum(0))
-
-
-@pytest.mark.slow
-def test_entries_of_several_leaves_are_one_exchange():
-    """What a sparsifier selected of two kernels goes to the ranks of the pieces."""
-    mesh = helpers.grid(replica=4)
-    tx = optax.chain(
-        sparsejax.top_k(0.1, axis_name="replica", min_size=100, memory=None),
-        sparsejax.zen_sync("replica", reduce="sum", rules={"kernel": "sparse"}),
-    )
-    shapes = {"kernel1": (64, 32), "kernel2": (16, 21, 3)}
-    rng = np.random.default_rng(0)
-    given = {
-        key: rng.permutation(4 * np.prod(shape)).reshape(4, *shape).astype(np.float32)
-        for key, shape in shapes.items()
-    }
-    params = {
-        key: helpers.placed(np.zeros(shape, np.float32), mesh, P("replica"))
-        for key, shape in shapes.items()
-    }
-    with jax.set_mesh(mesh):
-        state = tx.init(params)
-    grads = {key: helpers.partial_sums(value, mesh) for key, value in given.items()}
-    out, _ = jax.jit(tx.update)(grads, state, params)
-    for key, value in given.items():
-        flat = value.reshape(4, -1)
-        kept = flat.shape[1] // 10
-        least = np.sort(flat, axis=1)[:, -kept - 1 :][:, :1]
-        found = np.asarray(out[key]).reshape(-1)
-        wanted = np.where(flat > least, flat, 0).sum(0)
-        # Which of the least are kept is the sparsifier's to say.
-        assert np.mean(found != wanted) < 0.01
 
 
 @pytest.mark.slow
@@ -262,14 +223,3 @@ def test_leaves_of_no_number_are_cut(name):
     out, _ = jax.jit(tx.update)(grads, state, params)
     for key, shape in shapes.items():
         np.testing.assert_array_equal(out[key], np.full(shape, 8.0))
-
-
-@pytest.mark.slow
-def test_the_only_axis_of_a_mesh_need_not_be_named():
-    mesh = helpers.grid(data=8)
-    tx = sparsejax.zen_sync(reduce="sum", rules={"w": "sparse"})
-    params = {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, P("data", None))}
-    x = drawn(mesh, 0.02)
-    state = sparsejax.init(tx, params)
-    out, _ = jax.jit(tx.update)({"w": helpers.partial_sums(x, mesh)}, state, params)
-    np.testing.assert_array_equal(out["w"], x.sum(0))
