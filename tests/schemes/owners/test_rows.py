@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from sparsejax.schemes import row_lists
@@ -66,6 +67,15 @@ def assert_sums(n, ids, rows, room=1e-6, **options):
 
 
 CASES = helpers.listed_ids(4, HEIGHT, COUNT)
+
+
+@pytest.mark.slow
+def test_rows_of_16_bits_are_added_up_in_float32():
+    """Equal rows in every place but one, whose sum 16 bits would lose."""
+    ids, rows = drawn(4, CASES["one row"], dtype="bfloat16")
+    rows = np.ones_like(rows)
+    listed, sums, _ = program(4)(ids, rows)
+    assert sums[0][listed[0] == 0].astype(np.float64).ravel().tolist() == [1200.0] * WIDTH
 
 
 @pytest.mark.slow

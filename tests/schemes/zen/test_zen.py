@@ -202,3 +202,30 @@ def test_zen_never_sends_more_than_an_all_reduce_when_sets_jump():
         x = np.ones((n, 100, 1000), np.float32) * (rng.random((n, 100, 1)) < 0.3)
         state, traffic = step(state, x.astype(np.float32))
         assert float(traffic.wire - traffic.scalars) <= float(traffic.dense) * (1 + 1e-6)
+
+
+# --- The curve.
+
+
+def test_a_curve_keeps_its_form_when_its_ends_move():
+    curve = growth.measured(jnp.array([0.01, 0.02, 0.03, 0.04]))
+    moved = np.asarray(growth.stretched(curve, 8, jnp.float32(0.1), jnp.float32(0.4)))
+    np.testing.assert_allclose(moved[:4], [0.1, 0.2, 0.3, 0.4], rtol=1e-5)
+    assert (moved[4:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shares"), [(8, [0.01, 0.02, 0.04, 0.08]), (6, [0.01, 0.02, 0.04, 0.06])]
+)
+def test_a_curve_of_which_nothing_was_seen_is_a_line(ranks, shares):
+    ends = jnp.float32(shares[0]), jnp.float32(shares[-1])
+    line = growth.stretched(growth.unknown(), ranks, *ends)
+    np.testing.assert_allclose(line[:4], shares, rtol=1e-5)
+
+
+def test_a_curve_that_does_not_grow_has_no_form():
+    flat = growth.measured(jnp.array([0.05, 0.05, 0.05]))
+    shares = growth.stretched(flat, 4, jnp.float32(0.01), jnp.float32(0.04))
+    np.testing.assert_allclose(shares[:3], [0.01, 0.02, 0.04], rtol=1e-5)
+    none = growth.stretched(flat, 4, jnp.float32(0), jnp.float32(0))
+    assert not np.asarray(none).any()
