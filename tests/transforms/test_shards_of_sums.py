@@ -129,6 +129,38 @@ def test_what_a_rank_leaves_out_is_of_the_whole_parameter(name, where):
 
 
 @pytest.mark.slow
+def test_entries_of_several_leaves_are_one_exchange():
+    """What a sparsifier selected of two kernels goes to the ranks of the pieces."""
+    mesh = helpers.grid(replica=4)
+    tx = optax.chain(
+        sparsejax.top_k(0.1, axis_name="replica", min_size=100, memory=None),
+        sparsejax.zen_sync("replica", reduce="sum", rules={"kernel": "sparse"}),
+    )
+    shapes = {"kernel1": (64, 32), "kernel2": (16, 21, 3)}
+    rng = np.random.default_rng(0)
+    given = {
+        key: rng.permutation(4 * np.prod(shape)).reshape(4, *shape).astype(np.float32)
+        for key, shape in shapes.items()
+    }
+    params = {
+        key: helpers.placed(np.zeros(shape, np.float32), mesh, P("replica"))
+        for key, shape in shapes.items()
+    }
+    with jax.set_mesh(mesh):
+        state = tx.init(params)
+    grads = {key: helpers.partial_sums(value, mesh) for key, value in given.items()}
+    out, _ = jax.jit(tx.update)(grads, state, params)
+    for key, value in given.items():
+        flat = value.reshape(4, -1)
+        kept = flat.shape[1] // 10
+        least = np.sort(flat, axis=1)[:, -kept - 1 :][:, :1]
+        found = np.asarray(out[key]).reshape(-1)
+        wanted = np.where(flat > least, flat, 0).sum(0)
+        # Which of the least are kept is the sparsifier's to say.
+        assert np.mean(found != wanted) < 0.01
+
+
+@pytest.mark.slow
 def test_a_step_of_warm_up_is_a_reduce_scatter():
     """`warm_up` sends everything: a reduce-scatter."""
     x = drawn(helpers.grid(**ONE), 0.05)
