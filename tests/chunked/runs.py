@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
@@ -84,18 +83,3 @@ def rounds(values="2bit", over="senders", decay=1.0, weighted=False, **options):
     ones = np.ones((RANKS, ROUNDS))
     held = {name: np.swapaxes(x[:, :, 0], 0, 1) for name, x in residuals.items()}
     return grads, ones if weights is None else weights, updates, held
-
-
-def trained(tx: optax.GradientTransformation) -> list[float]:
-    """The losses of a linear model on four ranks, by `data_parallel`."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((64, 16)).astype(np.float32)
-    y = x @ rng.standard_normal((16, 4)).astype(np.float32)
-    loss = lambda params, batch: jnp.mean((batch[0] @ params["w"] - batch[1]) ** 2)
-    trainer = sparsejax.data_parallel(loss, tx, helpers.mesh_of(4))
-    state = trainer.init({"w": jnp.zeros((16, 4))})
-    losses = []
-    for _ in range(40):
-        state, out = trainer.step(state, (x, y))
-        losses.append(float(out))
-    return losses

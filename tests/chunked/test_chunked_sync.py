@@ -102,8 +102,7 @@ def test_weights_of_other_ranks_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_what_is_not_finite_does_not_wait_for_a_weight(decay):
+def test_what_is_not_finite_does_not_wait_for_a_weight():
     """A rank of weight 0 keeps its numbers, and its NaN is not sent a round later."""
     grads, weights = runs.gradients(), EQUAL.copy()
     weights[1, 0] = 0
@@ -111,7 +110,7 @@ def test_what_is_not_finite_does_not_wait_for_a_weight(decay):
         x[1, 0] = np.nan
     whole = grads["whole"]
     whole[1, 0, 0, :12] = 3
-    tx = runs.sync(**SMALL, decay=decay)
+    tx = runs.sync(**SMALL, decay=0.5)
     updates, states = runs.ran(tx, grads, weights)
     for name, x in states.residual.value.items():
         assert np.isfinite(x).all()
@@ -143,15 +142,6 @@ def test_residuals_go_to_fewer_ranks(reduce, tmp_path):
             np.testing.assert_allclose(np.sum(x, 0), scale * held[name].sum(0), rtol=1e-5)
 
 
-def summed(tx, mesh, spec, x):
-    """What an update under `jit` returns of partial sums, and its state."""
-    params = {"w": helpers.placed(np.zeros(test_entry.SHAPE, np.float32), mesh, spec)}
-    grads = {"w": helpers.partial_sums(x, mesh)}
-    out, after = jax.jit(tx.update)(grads, sparsejax.init(tx, params), params)
-    assert jax.typeof(out["w"]) == jax.typeof(params["w"])
-    return np.asarray(out["w"]), after
-
-
 @pytest.mark.slow
 def test_under_jit_each_shard_is_exchanged_across_replicas():
     """Of partial sums; stacked by replica they go to owners, in `test_owners`."""
@@ -160,7 +150,7 @@ def test_under_jit_each_shard_is_exchanged_across_replicas():
     rng = np.random.default_rng(0)
     x = rng.integers(-50, 51, (mesh.size, *test_entry.SHAPE)).astype(np.float32)
     wanted, state = test_entry.in_shard_map(tx, mesh, spec, x)
-    found, after = summed(tx, mesh, spec, x)
+    found, after = test_entry.summed(tx, mesh, spec, x)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     own, others = (sparsejax.residuals(s)["w"] for s in (after, state))
     np.testing.assert_allclose(own, others, rtol=1e-5, atol=1e-4)
@@ -191,7 +181,7 @@ def test_a_parameter_that_is_sharded_over_the_ranks_is_refused():
     tx = sparsejax.chunked_sync("replica", **SMALL, reduce="sum")
     x = np.ones((4, *test_entry.SHAPE), np.float32)
     with pytest.raises(errors.ArgumentError, match="'w' is sharded over the axis of the"):
-        summed(tx, mesh, spec, x)
+        test_entry.summed(tx, mesh, spec, x)
 
 
 @pytest.mark.slow
@@ -206,13 +196,6 @@ def test_leaves_without_numbers_come_out_empty():
     grads = {"none": np.zeros((2, 3, 0, 5), np.float32)}
     updates, _ = runs.ran(sparsejax.chunked_sync(), grads, ranks=2)
     assert updates["none"].shape == (2, 3, 0, 5)
-
-
-@pytest.mark.slow
-def test_it_trains_with_data_parallel():
-    tx = optax.chain(sparsejax.chunked_sync(**SMALL, decay=0.95), optax.sgd(0.05))
-    losses = runs.trained(tx)
-    assert losses[-1] < 0.05 * losses[0]
 
 
 @pytest.mark.slow
@@ -237,7 +220,7 @@ def test_weights_of_data_parallel_are_those_of_a_mean_over_ranks():
         step()
 
 
-@pytest.mark.parametrize("values", ["float32", *helpers.slow("2bit", "int8")])
+@pytest.mark.parametrize("values", ["float32", *helpers.slow("2bit")])
 def test_a_rank_that_has_only_zeros_sends_nothing(values):
     """Some of a block are sent, whatever they are: they do not count among the senders."""
     grads = {"w": np.random.default_rng(0).standard_normal((2, 1, 16, 8))}

@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors
-from sparsejax.chunked.blocks import BlockCut
 from sparsejax.chunked.exchange import ChunkedExchange
 from sparsejax.state.by_owner import ByOwner
 from sparsejax.state.per_rank import find
@@ -23,13 +22,8 @@ from tests.transforms import test_entry
 # Ranks, codes, what is divided by, decay, whether weighted.
 CASES = [
     (3, "2bit", "senders", 0.9, True),
-    *helpers.slow(
-        (2, "float32", "ranks", 1.0, True),
-        (8, "2bit", "senders", 1.0, False),
-        (3, "int8", "ranks", 0.5, True),
-    ),
+    *helpers.slow((2, "float32", "ranks", 1.0, True), (8, "2bit", "senders", 1.0, False)),
 ]
-ROUNDED = [(2, "float16", "ranks", 0.9, True), (2, "fp8", "senders", 0.9, False)]
 OPTIONS = ("ranks", "values", "over", "decay", "weighted")
 SMALL: dict[str, Any] = {"k": 4, "chunk": 64, "via": "owners"}
 
@@ -45,7 +39,7 @@ def test_rounds_are_those_of_the_formulas(ranks, values, over, decay, weighted):
         np.testing.assert_allclose(owners[name], held[name], rtol=2e-5, atol=4e-6)
 
 
-@pytest.mark.parametrize(OPTIONS, [*CASES, *helpers.slow(*ROUNDED)])
+@pytest.mark.parametrize(OPTIONS, CASES)
 def test_nothing_is_lost(ranks, values, over, decay, weighted):
     """What ranks have sent is what comes back and what owners hold, in float64."""
     grads, weights, updates, held, owners = owned.rounds(*_case(locals()))
@@ -85,10 +79,9 @@ def test_a_sum_that_all_comes_back_is_that_of_one_all_gather():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [np.nan, *helpers.slow(np.inf)])
-def test_what_is_not_finite_shows_at_once_and_does_not_stay(bad):
+def test_what_is_not_finite_shows_at_once_and_does_not_stay():
     grads = owned.gradients(3)
-    grads["whole"][1, 1, 5, 7] = grads["whole"][2, 1, 20, 3] = bad
+    grads["whole"][1, 1, 5, 7], grads["whole"][2, 1, 20, 3] = np.nan, np.inf
     updates, states = runs.ran(sparsejax.chunked_sync(**SMALL, pull_k=4), grads)
     helpers.assert_same_on_all_ranks(updates)
     finite = lambda x: np.isfinite(x.reshape(3, runs.ROUNDS, -1)).all(-1)
@@ -232,18 +225,6 @@ def test_blocks_change_owners_with_the_ranks(before, after, tmp_path):
             assert (wanted[count:] == 0).all()
 
 
-def test_a_state_of_owners_is_not_taken_for_one_without(tmp_path):
-    params = {"w": jnp.zeros((16, 24)), "b": jnp.zeros(40)}
-    state, _ = state_of(optax.chain(sparsejax.chunked_sync(**SMALL)), params, 4)
-    sparsejax.save(tmp_path / "state", state)
-    gathered = optax.chain(sparsejax.chunked_sync(k=4, chunk=64))
-    fresh = sparsejax.init(gathered, params, helpers.mesh_of(2))
-    with pytest.raises(errors.CheckpointError, match=r"OwnersState.*ExchangeState"):
-        sparsejax.restore(tmp_path / "state", fresh)
-    with pytest.raises(errors.StateError, match="different transformations"):
-        sparsejax.resized(state, like=fresh)
-
-
 def test_densely_owners_send_what_they_hold_too():
     params = {"w": jnp.zeros((16, 24)), "b": jnp.zeros(40)}
     tx = sparsejax.chunked_sync(**SMALL)
@@ -283,13 +264,6 @@ def test_densely_owners_send_what_they_hold_too():
     assert all((np.asarray(x) == 0).all() for x in node.value)
 
 
-@pytest.mark.slow
-def test_it_trains_with_data_parallel():
-    tx = optax.chain(sparsejax.chunked_sync(**SMALL, decay=0.95), optax.sgd(0.05))
-    losses = runs.trained(tx)
-    assert losses[-1] < 0.05 * losses[0]
-
-
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
@@ -311,10 +285,3 @@ def test_owners_are_taken_above_eight_ranks():
     assert exchange.by_owners(9)
     assert not ChunkedExchange(clip_to_median=True).by_owners(9)
     assert not ChunkedExchange(via="all_gather").by_owners(9)
-
-
-def test_join_is_the_inverse_of_split():
-    for shape in ((), (7,), (24, 16), (17, 12), (2, 3, 16, 40), (0, 5)):
-        cut = BlockCut.of(shape, 4, 64)
-        x = jnp.arange(int(np.prod(shape)), dtype=jnp.int32).reshape(shape)
-        np.testing.assert_array_equal(cut.join(cut.split(x)), x)

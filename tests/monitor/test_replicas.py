@@ -132,7 +132,7 @@ def test_what_sums_of_numbers_would_not_see_is_found(name):
     sparsejax.check_replicas(alike)
 
 
-def test_keys_and_numbers_of_64_bits_are_compared():
+def test_keys_and_numbers_of_4_and_of_64_bits_are_compared():
     mesh = helpers.mesh_of(2)
     keys = [jax.random.key(seed) for seed in (0, 0, 1)]
     sparsejax.check_replicas({"key": placed(mesh, P(), keys[:2])})
@@ -140,6 +140,10 @@ def test_keys_and_numbers_of_64_bits_are_compared():
         ReplicaError, match=r"'key': one value on rank 0 .* another on rank 1"
     ):
         sparsejax.check_replicas({"key": placed(mesh, P(), keys[1:])})
+    x = np.arange(-8, 8).astype(jnp.int4)
+    sparsejax.check_replicas(everywhere(x, mesh))
+    with pytest.raises(ReplicaError):
+        sparsejax.check_replicas(placed(mesh, P(), [x, x[::-1]]))
     with jax.enable_x64(True):
         for x in (np.arange(6.0), np.arange(6), np.arange(6) * (1 + 2j)):
             assert x.dtype.itemsize >= 8
@@ -148,13 +152,6 @@ def test_keys_and_numbers_of_64_bits_are_compared():
                 sparsejax.check_replicas(everywhere(x, mesh))
                 with pytest.raises(ReplicaError, match="'it': one value on"):
                     sparsejax.check_replicas(other)
-
-
-def test_short_integers_are_compared():
-    mesh, x = helpers.mesh_of(2), np.arange(-8, 8).astype(jnp.int4)
-    sparsejax.check_replicas(everywhere(x, mesh))
-    with pytest.raises(ReplicaError):
-        sparsejax.check_replicas(placed(mesh, P(), [x, x[::-1]]))
 
 
 def test_the_first_leaves_that_differ_are_named_and_the_ranks_of_each():

@@ -47,13 +47,10 @@ WRAPPED = {
     "partition": lambda tx: optax.partition(
         {"rows": tx, "rest": sparsejax.dense_sync()}, {"table": "rows", "bias": "rest"}
     ),
-    "named_chain": lambda tx: optax.named_chain(("sync", tx), ("scale", optax.scale(1.0))),
     "freeze": lambda tx: optax.transforms.selective_transform(
         tx, freeze_mask={"table": False, "bias": True}
     ),
-    "lookahead of updates": lambda tx: optax.chain(tx, optax.trace(0.9)),
     "inject": lambda tx: optax.chain(tx, optax.inject_hyperparams(optax.sgd)(0.1)),
-    "schedule": lambda tx: optax.chain(tx, optax.scale_by_schedule(lambda step: 1 / step)),
     "accumulate": lambda tx: sparsejax.accumulate(tx, every=2),
     "warm up and skip": lambda tx: sparsejax.skip_nonfinite(sparsejax.warm_up(tx, 2)),
 }
@@ -79,14 +76,14 @@ def test_wrappers_of_optax_keep_a_state_with_specs(name):
     assert shapes(after) == shapes(state)
 
 
-@pytest.mark.parametrize("ranks", [None, 3, *helpers.slow(N, 4)])
+@pytest.mark.parametrize("ranks", [None, 3])
 def test_a_target_is_like_the_state_of_so_many_ranks(ranks):
     mesh = helpers.mesh_of(N)
     target = sparsejax.abstract_state(chain(), PARAMS, mesh, ranks=ranks)
     made = sparsejax.init(chain(), PARAMS, helpers.mesh_of(ranks or N))
     assert jax.tree.structure(target) == jax.tree.structure(made)
     assert shapes(target) == shapes(made)
-    if ranks in (None, N):
+    if ranks is None:
         assert places(target) == places(made)
     else:
         assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(target))
@@ -114,8 +111,8 @@ def test_arrays_in_containers_of_another_framework_say_where_they_are():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [N, 4])
-def test_checkpoint_manager_restores_into_a_target(tmp_path, ranks):
+def test_checkpoint_manager_restores_into_a_target(tmp_path):
+    ranks = 2 * N
     ocp = pytest.importorskip("orbax.checkpoint")
     tx, mesh = chain(), helpers.mesh_of(N)
     saved = sparsejax.init(tx, PARAMS, helpers.mesh_of(ranks))

@@ -37,28 +37,16 @@ def test_it_rounds_as_a_cast_there_and_back(dtype):
     np.testing.assert_array_equal(got, want)
 
 
-def test_as_wide_a_dtype_changes_nothing():
-    x = jnp.float32([1.1, 2.2])
-    assert rounded_to(x, jnp.float32) is x
-    half = x.astype(jnp.bfloat16)
-    assert rounded_to(half, jnp.float32) is half
-
-
-@pytest.mark.parametrize("dtype", NARROW, ids=["bf16", "f16"])
-def test_the_program_rounds_by_more_than_a_cast(dtype):
+def test_the_program_rounds_by_more_than_a_cast():
     """A compiler may drop a cast there and back; this it may not."""
-    scheme = schemes.HierarchicalCentralization(wire_dtype=dtype)
+    scheme = schemes.HierarchicalCentralization(wire_dtype=jnp.bfloat16)
     run = helpers.stacked(lambda x: helpers.call(scheme, x).total, 4)
     text = str(jax.make_jaxpr(run)(jnp.zeros((4, 3001))))
     assert "reduce_precision" in text
 
 
-@pytest.mark.parametrize(
-    "dtype", [NARROW[0], *helpers.slow(NARROW[1])], ids=["bf16", "f16"]
-)
-@pytest.mark.parametrize("n", [5, *helpers.slow(2)])
-def test_replicas_are_equal_where_values_travel_narrow(n, dtype):
-    scheme = schemes.HierarchicalCentralization(wire_dtype=dtype)
+def test_replicas_are_equal_where_values_travel_narrow():
+    n, scheme = 5, schemes.HierarchicalCentralization(wire_dtype=jnp.bfloat16)
     rng = np.random.default_rng(1)
     x = rng.standard_normal((n, 3001)) * (rng.random((n, 3001)) < 0.1)
     total = helpers.run_ranks(

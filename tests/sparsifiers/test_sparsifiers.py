@@ -25,7 +25,12 @@ from tests.laws.test_conservation import SPARSIFIERS
 SIZE = 20011  # long enough for thresholds to come from a sample
 DENSITY = 0.02
 EACH = {name: make(DENSITY) for name, make in SPARSIFIERS.items()}
-SELECTING = {name: kind for name, kind in EACH.items() if isinstance(kind, base.Selector)}
+# Variants select as the first of their kind.
+SELECTING = {
+    name: kind
+    for name, kind in EACH.items()
+    if isinstance(kind, base.Selector) and "," not in name
+}
 # By an exact and by a sampled threshold, by chance, by hashing.
 DIFFERENT = ("RandomK", "DGC")
 
@@ -109,8 +114,7 @@ def test_a_threshold_is_reused_for_32_steps_by_default():
     assert sparsifiers.ReuseThreshold(DENSITY).every == 32
 
 
-@pytest.mark.parametrize("tables", [1, *helpers.slow(2)])
-@pytest.mark.parametrize("slots", [2.0, *helpers.slow(1.0)])
+@pytest.mark.parametrize(("slots", "tables"), [(2.0, 1), *helpers.slow((1.0, 2))])
 def test_dragonn_keeps_the_share_that_the_paper_expects(slots, tables):
     """(m / l) (1 - exp(-l / m)) of l in m slots; two tables, who has a slot in either.
 
@@ -137,24 +141,6 @@ def test_dragonn_keeps_the_share_that_the_paper_expects(slots, tables):
     assert abs(np.mean(kept) - want) < 4 / np.sqrt(4 * survivors * seeds)
 
 
-@pytest.mark.slow
-def test_dragonn_keeps_what_lemma_a5_says():
-    """The one that is i-th to write stays if none of the later ones has its slot.
-
-    The lemma gives ((m - 1) / m)^(n - i); here whoever stays is chosen among all that
-    meet, so the mean over i is what can be compared.
-    """
-    n, m, size, seeds = 500, 1000, 40_000, 60
-    x = np.zeros(size, np.float32)
-    x[np.random.default_rng(0).permutation(size)[:n]] = 1
-    own = sparsifiers.Dragonn(n / size, slots=m / n)
-    level = magnitudes.key_of(0.5, jnp.float32)
-    run = jax.jit(lambda step: own.take(x, level, draw(step, n), m)[1])
-    kept = np.mean([int(run(jnp.int32(seed))) for seed in range(seeds)])
-    lemma = sum(((m - 1) / m) ** (n - i) for i in range(1, n + 1))
-    assert abs(kept - lemma) < 4 * np.sqrt(n / 4 / seeds)
-
-
 def test_no_element_of_a_constant_gradient_is_starved():
     """With another hash at every step each of 2000 goes, element 0 among them."""
     size = 2000
@@ -178,14 +164,13 @@ def test_a_leaf_of_fewer_elements_than_dragonn_has_tables():
     assert 1 <= int(count) == np.sum(np.asarray(places) < 2)
 
 
-@pytest.mark.parametrize("tx", ["dgc", *helpers.slow("dragonn", "threshold")])
+@pytest.mark.parametrize("tx", ["dgc", *helpers.slow("dragonn")])
 def test_with_a_memory_no_element_waits_for_ever(tx):
     """Of a constant gradient everything goes, though there is room for a tenth a step."""
     size, steps = 3001, 40
     made = {
         "dgc": sparsejax.dgc(0.1, min_size=1),
         "dragonn": sparsejax.sparsify(sparsifiers.Dragonn(0.1, slots=1.0), min_size=1),
-        "threshold": sparsejax.sparsify(sparsifiers.Threshold(0.1, 0.5), min_size=1),
     }[tx]
     chain = optax.chain(made, sparsejax.sync(schemes.AGSparse(), rules={"": "sparse"}))
 

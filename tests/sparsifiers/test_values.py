@@ -6,7 +6,6 @@ every sparsifier and code. What a rank sent is what all ranks add up.
 
 import functools
 import math
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ import sparsejax
 from sparsejax import schemes, sparsifiers
 from sparsejax.errors import ArgumentError
 from sparsejax.transforms import PerReplica
-from sparsejax.wire.value_codes import CODES, coded, codes
+from sparsejax.wire.value_codes import CODES, coded
 from tests import helpers
 from tests.chunked import reference
 from tests.laws.test_conservation import SPARSIFIERS
@@ -108,26 +107,6 @@ def test_a_message_has_the_words_of_its_format(values):
     assert row.sent_bytes == (N - 1) * 4 * words
 
 
-@pytest.mark.parametrize("name", CODES)
-def test_pages_name_every_code(name):
-    page = pathlib.Path(__file__).parents[2] / "docs" / "concepts" / "sparsifiers.md"
-    texts = {
-        str(page): page.read_text(),
-        "the docstring of sparsify": sparsejax.sparsify.__doc__,
-        "the docstring of chunked_sync": sparsejax.chunked_sync.__doc__,
-    }
-    missing = [where for where, text in texts.items() if f'"{name}"' not in text]
-    assert not missing, f"these do not name it: {missing}"
-    assert f"\n    {name} " in codes.__doc__, "the docstring of codes.py has no line of it"
-
-
-def test_fewer_bits_are_fewer_bytes():
-    sent = {values: explained(values).rows[0].sent_bytes for values in CODES}
-    assert sent["sign"] < sent["2bit"] < sent["int8"] < sent["float16"] < sent["float32"]
-    assert sent["float32"] == explained(None).rows[0].sent_bytes
-    assert 3.5 < sent["float32"] / sent["2bit"]
-
-
 # A code is of what was selected, however it was: by another number each step, of a density
 # that changes, or by hashes.
 @pytest.mark.slow
@@ -141,8 +120,7 @@ def test_every_sparsifier_and_code(kind, values):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("gather", "n", "values"),
-    [("ring", 2, "2bit"), ("doubling", 3, "int8"), ("bruck", 3, "2bit")],
+    ("gather", "n", "values"), [("ring", 2, "2bit"), ("doubling", 3, "int8")]
 )
 def test_every_gather(gather, n, values):
     scheme = schemes.AGSparse(gather)
@@ -198,9 +176,8 @@ SUMS = [schemes.Zen(), schemes.SparCML(), schemes.AllReduce(), schemes.AGSparse(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", SUMS[1:3], ids=["entries", "arrays"])
-def test_rounded_values_are_conserved_where_sums_travel(scheme):
-    helpers.assert_conserved(gradients(), run("2bit", scheme))
+def test_rounded_values_are_conserved_where_sums_travel():
+    helpers.assert_conserved(gradients(), run("2bit", schemes.SparCML()))
 
 
 def test_explain_says_where_codes_do_not_travel():
@@ -227,14 +204,6 @@ def test_a_dtype_of_the_wire_narrows_what_is_not_in_a_code():
     assert narrow < explained("float32").rows[0].sent_bytes
 
 
-@pytest.mark.slow
-def test_shared_elements_travel_as_their_sum():
-    done = run("2bit", kind="RandomK")
-    helpers.assert_conserved(gradients(), done)
-    row = explained("2bit", kind="RandomK").rows[0]
-    assert (row.values, row.coded) == ("2bit", False)
-
-
 # --- Around it: a dense beginning, other dtypes, jit, and what is refused.
 
 
@@ -248,15 +217,10 @@ def test_a_dense_warm_up_sends_no_codes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "values", "room"), [("bfloat16", "2bit", 2e-2), ("float64", "int8", 1e-6)]
-)
-def test_other_dtypes(dtype, values, room):
-    """Sums of 16 bits are rounded; what ranks hold is not."""
-    with jax.enable_x64(dtype == "float64"):
-        grads = {k: x.astype(jnp.dtype(dtype)) for k, x in gradients().items()}
-        done = helpers.ranks(N)(chain(values), grads)
-        helpers.assert_conserved(grads, done, room)
+def test_sums_of_16_bits_are_rounded_and_what_ranks_hold_is_not():
+    grads = gradients(dtype=jnp.bfloat16)
+    done = helpers.ranks(N)(chain("2bit"), grads)
+    helpers.assert_conserved(grads, done, 2e-2)
 
 
 @pytest.mark.slow

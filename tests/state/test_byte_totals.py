@@ -77,8 +77,9 @@ def test_a_state_keeps_them_on_other_ranks():
     assert moved["sync/total_dense_bytes"] == 2 * 2**24 + 7
 
 
-@pytest.mark.parametrize("every", [1, *helpers.slow(2)])
-@pytest.mark.parametrize("dtype", ["float64", *helpers.slow("float32")])
+@pytest.mark.parametrize(
+    ("dtype", "every"), [("float64", 1), *helpers.slow(("float32", 2))]
+)
 def test_a_state_keeps_its_types_where_numbers_have_64_bits(every, dtype):
     """Else a wrapper's two sides differ, and each step is compiled once more."""
     with jax.enable_x64(True):

@@ -5,41 +5,38 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes
-from tests.helpers import KINDS, gradients, grid, mesh_of, shard_map, slow
+from tests.helpers import gradients, grid, mesh_of, shard_map, slow
 
 
-def compiled(function, n, check_vma=True):
+def compiled(function, n):
     step = shard_map(
         lambda *xs: function(*jax.tree.map(lambda x: x[0], xs)),
         mesh=mesh_of(n),
         in_specs=P("data"),
         out_specs=P(),
-        check_vma=check_vma,
     )
     return jax.jit(step)
 
 
-def run(function, n, *arrays, check_vma=True):
-    return compiled(function, n, check_vma)(*arrays)
+def run(function, n, *arrays):
+    return compiled(function, n)(*arrays)
 
 
-@pytest.mark.parametrize("check_vma", [True, *slow(False)])
-def test_a_tree_is_reduced_as_psum_does(check_vma):
+def test_a_tree_is_reduced_as_psum_does():
     rng = np.random.default_rng(0)
     tree = {
         "small": rng.standard_normal((3, 4)).astype(np.float32),
         "half": rng.standard_normal((3, 5)).astype(np.float16),
         "large": np.where(rng.random((3, 300, 256)) < 0.01, 1.5, 0).astype(np.float32),
     }
-    got = run(lambda x: sparsejax.all_reduce(x), 3, tree, check_vma=check_vma)
-    want = run(lambda x: lax.psum(x, "data"), 3, tree, check_vma=check_vma)
+    got = run(lambda x: sparsejax.all_reduce(x), 3, tree)
+    want = run(lambda x: lax.psum(x, "data"), 3, tree)
     assert jax.tree.map(lambda a: a.dtype, got) == jax.tree.map(lambda a: a.dtype, want)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3), got, want)
     np.testing.assert_allclose(got["small"], tree["small"].sum(0), rtol=1e-6)
@@ -55,16 +52,9 @@ def test_a_value_that_does_not_vary_counts_once_a_rank():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        schemes.AGSparse(),
-        *slow(schemes.Zen()),
-    ],
-)
-def test_a_value_that_does_not_vary_counts_once_a_rank_under_vmap(scheme):
+def test_a_value_that_does_not_vary_counts_once_a_rank_under_vmap():
     """JAX's all-to-all of such an array has another shape there."""
-    x = jnp.zeros(300, jnp.bfloat16).at[::7].set(2)
+    x, scheme = jnp.zeros(300, jnp.bfloat16).at[::7].set(2), schemes.AGSparse()
     reduce = lambda _: sparsejax.all_reduce(x, "ranks", scheme=scheme)
     total = jax.jit(jax.vmap(reduce, axis_name="ranks"))(jnp.zeros(3))
     np.testing.assert_array_equal(total, np.broadcast_to(3 * x, (3, 300)))
@@ -74,24 +64,14 @@ def test_a_value_that_does_not_vary_counts_once_a_rank_under_vmap(scheme):
 def test_a_scheme_that_is_given_is_used_whatever_the_size():
     scheme = schemes.BalancedParallelism()
     x = np.arange(1500, dtype=np.float32).reshape(3, 500)
-    lowered = jax.make_jaxpr(
-        shard_map(
-            lambda x: sparsejax.all_reduce(x[0], scheme=scheme),
-            mesh=mesh_of(3),
-            in_specs=P("data"),
-            out_specs=P(),
-        )
-    )(x)
-    assert "all_to_all" in str(lowered)
-    np.testing.assert_array_equal(
-        run(lambda x: sparsejax.all_reduce(x, scheme=scheme), 3, x), x.sum(0)
-    )
+    step = compiled(lambda x: sparsejax.all_reduce(x, scheme=scheme), 3)
+    assert "all_to_all" in str(jax.make_jaxpr(step)(x))
+    np.testing.assert_array_equal(step(x), x.sum(0))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [(3,), *slow(((),))])
-def test_sparse_tensors_with_duplicates_and_padding(row):
-    units, capacity = 1000, 40
+def test_sparse_tensors_with_duplicates_and_padding():
+    units, capacity, row = 1000, 40, (3,)
     rng = np.random.default_rng(0)
     indices = rng.integers(0, 60, (3, capacity)).astype(np.int32)
     indices[:, -7:] = units
@@ -120,11 +100,8 @@ def sum_of_entries(scheme, n, units):
     return compiled(reduce, n)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "n"),
-    [(None, 1), (None, 2), *slow((schemes.AGSparse(), 2), (schemes.Zen(), 5))],
-)
-@pytest.mark.parametrize("kind", ["shuffled", "twice", *slow("ascending", "gaps")])
+@pytest.mark.parametrize(("scheme", "n"), [(None, 2), *slow((schemes.Zen(), 5))])
+@pytest.mark.parametrize("kind", ["shuffled", "twice", "ascending", "gaps"])
 def test_entries_in_any_order_add_up_to_ascending_ones(kind, scheme, n):
     units, capacity = 3000, 60
     rng = np.random.default_rng(n)
@@ -159,71 +136,6 @@ def test_entries_make_no_array_of_the_whole_size():
 
 
 @pytest.mark.slow
-def test_entries_can_be_differentiated_as_psum_can():
-    indices = np.array([[3, 900, 7], [7, 3, 999]], np.int32)
-    weights = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
-
-    def gradient(i, v):
-        def loss(v):
-            total = sparsejax.all_reduce(sparsejax.SparseTensor(i[0], v[0], (1000,)))
-            return (total.to_dense() * weights).sum()
-
-        return jax.grad(loss)(v)
-
-    step = shard_map(gradient, mesh=mesh_of(2), in_specs=P("data"), out_specs=P("data"))
-    got = jax.jit(step)(indices, np.ones((2, 3), np.float32))
-
-    def psums(v, i):
-        def loss(v):
-            return (lax.psum(jnp.zeros(1000).at[i[0]].add(v[0]), "data") * weights).sum()
-
-        return jax.grad(loss)(v)
-
-    mapped = shard_map(psums, mesh=mesh_of(2), in_specs=P("data"), out_specs=P("data"))
-    want = jax.jit(mapped)(np.ones((2, 3), np.float32), indices)
-    assert np.abs(want).min() > 0
-    np.testing.assert_array_equal(got, want)
-
-
-def test_a_sparse_tensor_is_a_tree_with_a_static_shape():
-    tensor = sparsejax.SparseTensor(jnp.array([2, 0]), jnp.ones((2, 3)), (4, 3))
-    doubled = jax.jit(lambda t: jax.tree.map(lambda x: x * 2, t))(tensor)
-    assert doubled.shape == (4, 3)
-    assert (tensor.units, tensor.capacity) == (4, 2)
-    np.testing.assert_array_equal(tensor.to_dense()[2], [1, 1, 1])
-
-
-@pytest.mark.parametrize("kind", ["explicit", *slow("auto")])
-def test_a_train_step_over_meshes_of_both_kinds(kind):
-    """Explicit axes are the default of jax.make_mesh, NumPy batches that of loaders."""
-    mesh = KINDS[kind](mesh_of(4))
-    tx = optax.chain(
-        sparsejax.zen_sync(rules={"table": "sparse", "tab": "row"}), optax.sgd(0.5)
-    )
-
-    def loss(params, batch):
-        rows = params["table"][batch["ids"]]
-        return jnp.mean((rows.sum(-1) - batch["y"]) ** 2), {"rows": jnp.mean(rows)}
-
-    ids = lambda batch: {"table": batch["ids"]}
-    params = {"table": jnp.ones((40, 2)), "scale": jnp.zeros(())}
-    trainer = sparsejax.data_parallel(loss, tx, mesh, has_aux=True, ids=ids)
-    state = trainer.init(params)
-    batch = {"ids": np.arange(8, dtype=np.int32), "y": np.zeros(8, np.float32)}
-    losses = []
-    for _ in range(3):
-        state, (value, aux) = trainer.step(state, batch)
-        losses.append(float(value))
-        assert aux["rows"].shape == ()
-    # d loss / d row = 2 * 2 / 8 for each number: 1 -> 0.75 in both, the sum 2 -> 1.5 -> ...
-    np.testing.assert_allclose(losses, [4, 4 * 0.5**2 * 2.25, losses[2]], rtol=1e-6)
-    assert int(state.step) == 3
-    assert float(params["table"].sum()) == 80, "the caller's parameters were touched"
-    assert trainer.compiled(state)._cache_size() == 1
-    assert "sync/wire_bytes" in sparsejax.metrics(state.opt_state)
-
-
-@pytest.mark.slow
 def test_two_axes_may_be_one_axis_of_ranks():
     """axis_name=("host", "chip") adds up over both; naming one leaves the other alone."""
     mesh = grid(host=2, chip=4)
@@ -242,25 +154,24 @@ def test_two_axes_may_be_one_axis_of_ranks():
     np.testing.assert_array_equal(by_host, x.reshape(2, 4, -1).sum(1))
 
 
+def of_entries(x):
+    """The sum of the entries of which x [1000] has values, as an array."""
+    places = jnp.array([3, 900, 7], jnp.int32)
+    tensor = sparsejax.SparseTensor(places, x[places], x.shape)
+    return sparsejax.all_reduce(tensor, "data").to_dense()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("dense", "check_vma"), [(True, True), *slow((False, False))])
-def test_it_can_be_differentiated_as_psum_can(dense, check_vma):
-    x = np.zeros((2, 2000), np.float32)
-    x[:, :10] = 1
-    x[0] += dense
+@pytest.mark.parametrize("check_vma", [True, *slow(False)])
+def test_it_can_be_differentiated_as_psum_can(check_vma):
+    x = np.zeros((2, 1000), np.float32)
+    x[:, [3, 7, 900]] = 1
+    weights = 1 + np.arange(1000)
 
     def gradient(reduce):
-        def run(x):
-            loss = lambda x: (reduce(x[0]) ** 2).sum()
-            return jax.grad(loss)(x)
-
-        step = shard_map(
-            run,
-            mesh=mesh_of(2),
-            in_specs=P("data"),
-            out_specs=P("data"),
-            check_vma=check_vma,
-        )
+        run = jax.grad(lambda x: (reduce(x[0]) ** 2 * weights).sum())
+        specs = {"in_specs": P("data"), "out_specs": P("data")}
+        step = shard_map(run, mesh=mesh_of(2), **specs, check_vma=check_vma)
         return np.asarray(jax.jit(step)(x))
 
     scheme = schemes.BalancedParallelism()
@@ -268,6 +179,7 @@ def test_it_can_be_differentiated_as_psum_can(dense, check_vma):
     theirs = gradient(lambda x: lax.psum(x, "data"))
     assert np.abs(theirs).max() > 0
     np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(gradient(of_entries), np.where(x != 0, theirs, 0))
 
 
 def test_a_sparse_tensor_without_room_is_zero():
@@ -278,17 +190,3 @@ def test_a_sparse_tensor_without_room_is_zero():
     got = run(reduce, 2, np.ones(2))
     assert got.shape == (10,)
     assert got.capacity == 0
-
-
-def test_batches_and_parameters_may_lie_anywhere():
-    """On one device, as checkpoints and loaders leave them."""
-    tx = optax.chain(sparsejax.zen_sync(), optax.sgd(0.5))
-    trainer = sparsejax.data_parallel(lambda p, b: jnp.sum(p["w"] * b), tx, mesh_of(4))
-    state = trainer.init(jax.device_put({"w": jnp.ones(())}, jax.devices()[0]))
-    for batch in (jnp.ones(8), jax.device_put(jnp.ones(8), jax.devices()[1]), np.ones(8)):
-        state, _ = trainer.step(state, batch.astype(np.float32))
-    assert float(state.params["w"]) == 1 - 3 * 0.5 * 2
-    with pytest.raises(
-        sparsejax.errors.ArgumentError, match=r"which 4 must divide; .* \[7\]"
-    ):
-        trainer.step(state, np.ones(7, np.float32))

@@ -16,11 +16,6 @@ from tests.laws.test_exact_sum import SCHEMES
 
 
 SHAPE = (64, 129)
-# Beside one of each kind those whose owners have tables, and that swap. One of them is a
-# scheme of the tests that is only made where the ranks are known.
-# By swaps, permutes, splits and blocks, with tables, and in several rounds.
-ANYWHERE = ["hierarchical", "ag_sparse_doubling", "sparcml_split", "omni_reduce"]
-ANYWHERE += ["balanced_algorithm_1", "balanced_capacity"]
 MESHES = {
     "replica": (dict(replica=4), P()),
     "fsdp": (dict(replica=4, fsdp=2), P("fsdp", None)),
@@ -37,8 +32,8 @@ def summed(tx, mesh, spec, x, shape=SHAPE):
     step = jax.jit(tx.update)
     out, after = step(grads, state, params)
     assert jax.typeof(out["w"]) == jax.typeof(params["w"])
-    before = jax.tree.map(jax.typeof, state)
-    assert jax.tree.map(jax.typeof, after) == before
+    types = lambda tree: list(map(jax.typeof, jax.tree.leaves(tree)))
+    assert types(after) == types(state)
     return np.asarray(out["w"]), after
 
 
@@ -91,12 +86,11 @@ WAYS = {"typed": summed, "stacked": stacked}
     [
         ("zen", "two", "stacked"),
         *helpers.slow(
-            ("zen", "replica", "typed"),
-            ("zen", "fsdp", "typed"),
+            # With tables, by hops, over two fast axes, and of what is not sharded.
+            ("balanced_algorithm_1", "fsdp", "typed"),
+            ("hierarchical", "fsdp", "typed"),
             ("balanced", "two", "typed"),
-            *[(name, "fsdp", "typed") for name in ANYWHERE],
             ("all_reduce", "whole", "typed"),
-            ("balanced_algorithm_1", "fsdp", "stacked"),
             ("ag_sparse", "whole", "stacked"),
         ),
     ],
@@ -131,12 +125,8 @@ CHAINS = {
         sparsejax.zen_sync("replica", reduce="sum", rules={"w": "sparse"}),
     ),
     "accumulate": lambda: sparsejax.accumulate(CHAINS["dgc"](), 2, "replica", reduce="sum"),
-    "warm_up": lambda: sparsejax.warm_up(CHAINS["dgc"](), 1),
     "skip_nonfinite": lambda: sparsejax.skip_nonfinite(CHAINS["dgc"](), "replica"),
     "ok_topk": lambda: sparsejax.ok_topk_sync(
-        0.05, "replica", reduce="sum", rules={"w": "sparse"}
-    ),
-    "spardl": lambda: sparsejax.spardl_sync(
         0.05, "replica", reduce="sum", rules={"w": "sparse"}
     ),
 }
@@ -147,11 +137,9 @@ CHAINS = {
     ("name", "where"),
     [
         ("dgc", "fsdp"),
-        ("accumulate", "fsdp"),
-        *helpers.slow(
-            *[(name, "fsdp") for name in ("warm_up", "spardl")],
-            *(("ok_topk", "replica"), ("skip_nonfinite", "two"), ("accumulate", "whole")),
-        ),
+        ("accumulate", "whole"),
+        ("ok_topk", "replica"),
+        ("skip_nonfinite", "two"),
     ],
 )
 def test_nothing_is_lost_under_jit_and_residuals_lie_by_rank_and_shard(name, where):
@@ -172,7 +160,7 @@ def test_nothing_is_lost_under_jit_and_residuals_lie_by_rank_and_shard(name, whe
     held = sparsejax.residuals(state)["w"]
     np.testing.assert_array_equal(sent + np.asarray(held).sum(0), given)
     assert any(found)
-    assert np.asarray(held).any() or name == "warm_up"
+    assert np.asarray(held).any()
     metrics = {key: float(value) for key, value in sparsejax.metrics(state).items()}
     if name == "dgc":
         norm = metrics["sparsify/residual_norm"]
@@ -191,7 +179,7 @@ def test_nothing_is_lost_under_jit_and_residuals_lie_by_rank_and_shard(name, whe
             assert leaf.sharding.spec.partitions == ("replica", *(spec or (None, None)))
 
 
-@pytest.mark.parametrize("where", ["fsdp", *helpers.slow("replica", "whole", "two")])
+@pytest.mark.parametrize("where", ["fsdp", *helpers.slow("two")])
 def test_a_rank_is_clipped_at_the_norm_of_all_its_shards(where):
     sizes, spec = MESHES[where]
     mesh = helpers.grid(**sizes)
@@ -216,94 +204,7 @@ def test_a_rank_is_clipped_at_the_norm_of_all_its_shards(where):
     np.testing.assert_allclose(out["b"], (scale[:, None] * own[1]).sum(0), rtol=1e-5)
 
 
-VOCABULARY, WIDTH, CLASSES, BATCH, LENGTH = 4096, 32, 96, 16, 8
 BOTH = ("replica", "fsdp")
-
-
-def loss_fn(params, batch):
-    """A model of a table, two kernels and a bias, as people write it on explicit meshes."""
-    ids, labels = batch
-    out = P(BOTH, None, None)
-    x = params["embedding"].at[ids].get(out_sharding=out)
-    x = jnp.tanh(jnp.einsum("btd,dh->bth", x, params["up"], out_sharding=out))
-    x = jnp.einsum("bth,hv->btv", x, params["down"], out_sharding=out)
-    x = x + jax.reshard(jnp.broadcast_to(params["bias"], x.shape), out)
-    x = x - jax.nn.logsumexp(x, -1, keepdims=True)
-    return -jnp.mean(jnp.sum(jax.nn.one_hot(labels, CLASSES) * x, -1))
-
-
-SPECS = {
-    "embedding": P("fsdp", None),
-    "up": P(None, "fsdp"),
-    "down": P("fsdp", None),
-    "bias": P(None),
-}
-
-
-def model(seed=0):
-    rng = np.random.default_rng(seed)
-    draw = lambda *shape: (0.1 * rng.standard_normal(shape)).astype(np.float32)
-    return {
-        "embedding": draw(VOCABULARY, WIDTH),
-        "up": draw(WIDTH, WIDTH),
-        "down": draw(WIDTH, CLASSES),
-        "bias": draw(CLASSES),
-    }
-
-
-def batches(mesh, count):
-    rng = np.random.default_rng(1)
-    for _ in range(count):
-        ids = (rng.zipf(1.3, (BATCH, LENGTH)) % VOCABULARY).astype(np.int32)
-        labels = rng.integers(0, CLASSES, (BATCH, LENGTH)).astype(np.int32)
-        yield tuple(helpers.placed(x, mesh, P(BOTH)) for x in (ids, labels))
-
-
-@pytest.mark.slow
-def test_a_model_on_replicas_of_shards_trains_as_by_a_dense_sum():
-    mesh = helpers.grid(replica=4, fsdp=2)
-    with jax.set_mesh(mesh):
-        params = jax.tree.map(lambda x, spec: helpers.placed(x, mesh, spec), model(), SPECS)
-        tx = optax.chain(
-            sparsejax.zen_sync("replica", reduce="sum", rules={"embedding": "row"}),
-            optax.adam(1e-2),
-        )
-
-        @jax.jit
-        def step(params, state, batch):
-            loss, grads = jax.value_and_grad(loss_fn)(sparsejax.local(params, BOTH), batch)
-            updates, state = tx.update(grads, state, params)
-            return optax.apply_updates(params, updates), state, loss
-
-        dense_tx = optax.adam(1e-2)
-
-        @jax.jit
-        def dense_step(params, state, batch):
-            whole = lambda x: jax.reshard(x, P(*[None] * x.ndim))
-            of_whole = lambda params: loss_fn(jax.tree.map(whole, params), batch)
-            loss, grads = jax.value_and_grad(of_whole)(params)
-            updates, state = dense_tx.update(grads, state, params)
-            return optax.apply_updates(params, updates), state, loss
-
-        ours, state = params, sparsejax.init(tx, params)
-        dense, dense_state = params, dense_tx.init(params)
-        for batch in batches(mesh, 8):
-            ours, state, loss = step(ours, state, batch)
-            dense, dense_state, wanted = dense_step(dense, dense_state, batch)
-            np.testing.assert_allclose(float(loss), float(wanted), rtol=1e-5)
-        for name in params:
-            np.testing.assert_allclose(ours[name], dense[name], atol=2e-5)
-            assert jax.typeof(ours[name]) == jax.typeof(params[name])
-        assert step._cache_size() == 1
-        found = sparsejax.metrics(state)
-        table = 4 * VOCABULARY * WIDTH / 2
-        assert float(found["sync/embedding/dense_bytes"]) == 1.5 * table
-        assert float(found["sync/embedding/wire_bytes"]) < 0.2 * table
-        # Over the fast axis the table's gradient is scattered, and never summed whole.
-        text = step.lower(ours, state, batch).compile().as_text()
-        sums = [line for line in text.splitlines() if " all-reduce(" in line]
-        assert sums
-        assert not any(f"f32[{VOCABULARY}," in line for line in sums)
 
 
 def test_parameters_are_cast_so_that_gradients_are_partial_sums():

@@ -105,22 +105,6 @@ def test_on_gpus_numbers_go_by_their_scheme():
     assert max(helpers.scatters(found[0])) >= SIZE
 
 
-@pytest.mark.slow
-def test_the_dense_sum_is_exact_and_counted_as_one():
-    x = helpers.gradients(4, SIZE, 0.01, seed=3)
-    tx = sparsejax.sync(ZEN, "data")
-
-    def run(x):
-        total, state = tx.update({"w": x}, tx.init({"w": jnp.zeros(SIZE)}))
-        return total["w"], sparsejax.metrics(state)
-
-    with helpers.traced_for("tpu"), pytest.warns(PlatformWarning):
-        total, counts = helpers.ranked(run, 4)(x)
-    helpers.assert_same_on_all_ranks(total)
-    np.testing.assert_allclose(total[0], x.astype(np.float64).mean(0), rtol=1e-6)
-    assert float(counts["sync/w/wire_bytes"][0]) == 2 * 3 / 4 * 4 * SIZE
-
-
 def test_a_lossy_scheme_of_numbers_stays_and_says_so():
     tx = schemes.OkTopk(0.01)
     mesh = helpers.described("tpu", data=4)

@@ -126,7 +126,7 @@ def test_a_model_trains_on_auto_axes_as_by_dense_sums(sync, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*SPECS])
+@pytest.mark.parametrize("name", ["sharded", "zero"])
 def test_what_a_sparsifier_leaves_out_is_kept_by_replica(name):
     chain = optax.chain(
         sparsejax.dgc(0.1, axis_name="replica", min_size=1000),

@@ -68,10 +68,7 @@ def zen(rule, **options):
     [
         ("rows", "w", 0.01),
         *helpers.slow(
-            ("both", "embedding", 0.05),
-            ("minor", "w", 0.01),
-            *(("columns", "w", 0.03), ("three", "w", 0.03)),
-            *(("rows", "w", 0.0), ("rows", "embedding", 1.0)),
+            ("both", "embedding", 0.05), ("three", "w", 0.03), ("rows", "embedding", 1.0)
         ),
     ],
 )
@@ -95,7 +92,7 @@ def test_each_rank_gets_its_piece_of_the_sum(where, name, density):
 
 # Those of owners push by codes and room of their own, all others in one way. Who owns units
 # otherwise, and how they come back, is not asked.
-PUSHED = ["balanced_algorithm_1", "balanced_bitmap", "balanced_capacity", "zen"]
+PUSHED = ["balanced_algorithm_1", "balanced_capacity"]
 
 
 @pytest.mark.parametrize("name", ["all_reduce", *helpers.slow(*PUSHED)])
@@ -112,11 +109,7 @@ def test_any_scheme_sums_to_pieces(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where"),
-    [
-        ("dgc", "minor"),
-        ("ok_topk", "rows"),
-        *helpers.slow(("dgc", "columns"), ("ok_topk", "both")),
-    ],
+    [("dgc", "minor"), ("ok_topk", "columns")],
 )
 def test_what_a_rank_leaves_out_is_of_the_whole_parameter(name, where):
     tx = {
@@ -262,14 +255,3 @@ def test_leaves_of_no_number_are_cut(name):
     out, _ = jax.jit(tx.update)(grads, state, params)
     for key, shape in shapes.items():
         np.testing.assert_array_equal(out[key], np.full(shape, 8.0))
-
-
-@pytest.mark.slow
-def test_the_only_axis_of_a_mesh_need_not_be_named():
-    mesh = helpers.grid(data=8)
-    tx = sparsejax.zen_sync(reduce="sum", rules={"w": "sparse"})
-    params = {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, P("data", None))}
-    x = drawn(mesh, 0.02)
-    state = sparsejax.init(tx, params)
-    out, _ = jax.jit(tx.update)({"w": helpers.partial_sums(x, mesh)}, state, params)
-    np.testing.assert_array_equal(out["w"], x.sum(0))

@@ -65,10 +65,7 @@ def test_every_unit_is_in_one_place_of_its_owner_or_left_over(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "for_gpus"),
-    [
-        ("numbers", False),
-        *helpers.slow(("entries", False), ("rows", True)),
-    ],
+    [("numbers", False), ("rows", True)],
 )
 def test_entries_travel_as_coo_and_all_goes_densely_where_any_found_no_place(
     kind, for_gpus

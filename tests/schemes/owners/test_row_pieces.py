@@ -43,7 +43,7 @@ def none(rng, heights, shape):
 
 
 @pytest.mark.parametrize("draw", [uniform, all_of_one_piece, none])
-@pytest.mark.parametrize("n", [4, *helpers.slow(2, 3)])
+@pytest.mark.parametrize("n", [4, *helpers.slow(3)])
 def test_each_rank_has_the_float64_sum_of_its_piece(n, draw):
     rng = np.random.default_rng(0)
     lists, wanted, listed = [], [], []
@@ -86,7 +86,7 @@ def reading(n, height):
     return helpers.ranked(on_rank, n)
 
 
-@pytest.mark.parametrize("n", [4, *helpers.slow(2, 3)])
+@pytest.mark.parametrize("n", [4, *helpers.slow(3)])
 @pytest.mark.parametrize("most", [1, 40, 300])
 def test_rows_that_are_asked_for_come_back_as_they_are(n, most):
     height, rng = 40, np.random.default_rng(n)

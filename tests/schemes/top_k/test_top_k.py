@@ -37,9 +37,7 @@ STEPS = 100
 SCHEMES = {
     "spar_dl": schemes.SparDL(DENSITY),
     "spar_dl_coo32": schemes.SparDL(DENSITY, code="coo32"),
-    "r_sag_2": schemes.SparDL(DENSITY, teams=2, between="swaps"),
     "r_sag_4": schemes.SparDL(DENSITY, teams=4),
-    "b_sag_2": schemes.SparDL(DENSITY, teams=2, between="gather"),
     "b_sag_3": schemes.SparDL(DENSITY, teams=3),
     "g_topk": schemes.GTopk(DENSITY),
     "ok_topk": schemes.OkTopk(DENSITY, threshold_every=8, repartition_every=16),
@@ -101,12 +99,8 @@ def check_law(g, totals, held):
     assert (np.abs(given - got) <= 1e-6 * scale).all()
 
 
-# SparDL without teams and gTopk: below, with what they select. Ok-Topk on a power of two
-# and on another number; teams of several ranks, and of one.
-LAWFUL = [
-    *(("ok_topk", 4), ("ok_topk", 3), ("ok_topk_rotated", 4), ("ok_topk_listed", 4)),
-    *(("r_sag_2", 6), ("b_sag_3", 6), ("b_sag_2", 2)),
-]
+# SparDL without teams, with swaps between them, and gTopk: below, with what they select.
+LAWFUL = [("ok_topk", 4), ("ok_topk", 3), ("ok_topk_listed", 4), ("b_sag_3", 6)]
 
 
 def applied(name, n):
@@ -130,7 +124,7 @@ def test_nothing_is_lost_over_many_steps(name, n):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "n"),
-    [("ok_topk", 4), ("spar_dl", 5), *helpers.slow(("g_topk", 3), ("b_sag_3", 6))],
+    [("ok_topk", 4), ("spar_dl", 5), *helpers.slow(("g_topk", 5), ("b_sag_3", 6))],
 )
 def test_where_the_total_is_zero_each_rank_keeps_all_that_it_had(name, n):
     """And elsewhere what its own selections left out: all that the total has not."""
@@ -143,38 +137,10 @@ def test_where_the_total_is_zero_each_rank_keeps_all_that_it_had(name, n):
     np.testing.assert_allclose(total[0] + left.sum(0), x.sum(0), rtol=1e-5, atol=1e-5)
 
 
-ONCE = {
-    "topk_a": sparsejax.transforms.topk_a_sync,
-    "topk_dsa": sparsejax.transforms.topk_dsa_sync,
-    "gaussian_k": sparsejax.transforms.gaussian_k_sync,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "k"), [("topk_a", 1), ("gaussian_k", SIZE)])
-def test_those_that_choose_once_lose_nothing_over_many_steps(name, k):
-    """Of one element and of all; all three of a few in `tests/laws/test_conservation`."""
-    n = 3
-    tx = ONCE[name](k / SIZE, helpers.AXIS, reduce="sum", rules={"w": "sparse"})
-
-    def on_rank(g):
-        def step(state, x):
-            updates, state = tx.update({"w": x}, state)
-            return state, updates["w"]
-
-        state, totals = lax.scan(step, tx.init({"w": g[0]}), g)
-        return totals, sparsejax.residuals(state)["w"][0]
-
-    g = gradients(n, STEPS)
-    totals, held = jax.jit(jax.vmap(on_rank, axis_name=helpers.AXIS))(g)
-    check_law(g, np.asarray(totals), np.asarray(held))
-
-
 @pytest.mark.parametrize(
     ("name", "n", "wanted"),
     helpers.slow(
-        *(("ok_topk", 2, "one"), ("ok_topk", 2, "all"), ("spar_dl", 3, "fewer_than_ranks")),
-        *(("g_topk", 3, "one"), ("b_sag_3", 6, "all")),
+        ("ok_topk", 2, "one"), ("spar_dl", 3, "fewer_than_ranks"), ("g_topk", 3, "all")
     ),
 )
 def test_one_element_fewer_than_ranks_and_all_of_them_can_be_chosen(name, n, wanted):
@@ -186,16 +152,13 @@ def test_one_element_fewer_than_ranks_and_all_of_them_can_be_chosen(name, n, wan
     chosen = (totals[0] != 0).sum(axis=1)
     # A threshold used again may let nothing through, one found exactly does.
     assert (chosen[::8] >= 1).all()
-    # Teams that gather send less than all, as much as turns out to be of use.
-    if wanted == "all" and name != "b_sag_3":
-        # A threshold used again lets less through, even then.
-        exact = slice(0, 1) if name == "ok_topk" else slice(None)
-        np.testing.assert_allclose(totals[0, exact], g.sum(0)[exact], rtol=1e-4, atol=1e-4)
-        assert name == "ok_topk" or not lefts[:, -1].any()
+    if wanted == "all":
+        np.testing.assert_allclose(totals[0], g.sum(0), rtol=1e-4, atol=1e-4)
+        assert not lefts[:, -1].any()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "n"), [("ok_topk", 4), ("spar_dl", 5), ("g_topk", 3)])
+@pytest.mark.parametrize(("name", "n"), [("ok_topk", 4), ("spar_dl", 5), ("g_topk", 5)])
 def test_zeros_equal_numbers_and_nan_are_kept_to_the_law(name, n):
     """On as many ranks as above, so that nothing is compiled for it."""
     scheme, run = SCHEMES[name], compiled(name, n)
@@ -211,8 +174,9 @@ def test_zeros_equal_numbers_and_nan_are_kept_to_the_law(name, n):
     bad = gradients(n, STEPS)
     bad[1, 0, 100], bad[2, 3, 2000] = np.nan, np.inf
     bad[0, 0, ::20] = np.nan
-    totals, _, _ = run(bad)
+    totals, lefts, _ = run(bad)
     helpers.assert_same_on_all_ranks(totals)
+    assert np.isfinite(lefts[:, 8:]).all()
     # They go first, as many as fit a step, and all ranks see where they were.
     soon = totals[0, :8]
     assert (np.isnan(soon).any(0) == np.isnan(bad).any((0, 1))).all()
@@ -271,8 +235,8 @@ def test_spar_dl_chooses_what_its_algorithm_says(name, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [3, 4])
-def test_g_topk_merges_two_by_two(n):
+def test_g_topk_merges_two_by_two():
+    n = 5
     g, totals = applied("g_topk", n)
     k = SCHEMES["g_topk"].k(SIZE)
     held = [top(x, k) for x in g[:, 0].astype(np.float64)]
@@ -287,10 +251,9 @@ def test_g_topk_merges_two_by_two(n):
     np.testing.assert_allclose(totals[0, 0], held[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["ok_topk", *helpers.slow("ok_topk_listed")])
-def test_ok_topk_has_the_largest_of_the_sum_of_the_largest(name):
+def test_ok_topk_has_the_largest_of_the_sum_of_the_largest():
     """Where thresholds are exact, and messages have room for all."""
-    n = 4
+    n, name = 4, "ok_topk"
     g = gradients(n, STEPS)
     g[:, 0] = np.random.default_rng(1).standard_normal((n, SIZE))  # evenly spread
     totals, _, _ = compiled(name, n)(g)
@@ -395,12 +358,9 @@ def test_regions_are_in_order():
 EXACT = 2560  # divisible by 4 ranks times 4, and by blocks of whole words
 
 
-@pytest.mark.parametrize(
-    ("name", "n"),
-    helpers.slow(*(("spar_dl_coo32", n) for n in (4, 5))),
-)
-def test_spar_dl_sends_what_table_i_says(name, n):
-    k = 16 * n
+@pytest.mark.slow
+def test_spar_dl_sends_what_table_i_says():
+    name, n, k = "spar_dl_coo32", 5, 80
     run = compiled(name, n, size=640 * n, density=k / (640 * n))
     _, _, (push, pull, rounds, *_) = run(gradients(n, 3, 640 * n))
     paper = cost_tables.spar_dl(k, n)
@@ -441,18 +401,15 @@ def test_b_sag_sends_what_its_formulas_say():
     assert (sent <= high.bytes + headers).all()
 
 
-@pytest.mark.parametrize("n", helpers.slow(3, 4))
-def test_g_topk_sends_half_of_what_the_paper_says(n):
-    k = 64
+@pytest.mark.slow
+def test_g_topk_sends_half_of_what_the_paper_says():
+    k, n = 64, 4
     scheme = dataclasses.replace(SCHEMES["g_topk"], code="coo32", density=k / EXACT)
     run = jax.jit(jax.vmap(steps_of(scheme, n, EXACT), axis_name=helpers.AXIS))
     _, _, (push, pull, *_) = run(gradients(n, 3, EXACT))
-    hops = math.floor(math.log2(n)) + 2 * (n & (n - 1) != 0)
+    hops = math.log2(n)
     sent = push[0, -1] + pull[0, -1]
-    assert sent == hops * (8 * k + 4)
-    assert sent <= cost_tables.g_topk(k, n).bytes + 4 * hops
-    if n & (n - 1) == 0:
-        assert sent == cost_tables.g_topk(k, n).bytes / 2 + 4 * hops
+    assert sent == hops * (8 * k + 4) == cost_tables.g_topk(k, n).bytes / 2 + 4 * hops
 
 
 @pytest.mark.slow
@@ -499,32 +456,35 @@ def test_a_density_that_chooses_nothing_is_an_error():
         schemes.SparDL(0.1).check_size("w", 1)
 
 
-@pytest.mark.parametrize("make", [schemes.SparDL, schemes.GTopk, schemes.OkTopk])
-@pytest.mark.parametrize("density", [0, 1.5, "half", True])
-def test_a_density_is_a_share(make, density):
-    with pytest.raises(errors.ArgumentError, match="density"):
-        make(density)
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"teams": 0}, "teams must be"),
-        ({"teams": 3, "between": "swaps"}, "power of two"),
-        ({"between": "trees"}, "between must be"),
-    ],
-)
-def test_teams_that_cannot_be_are_an_error(options, what):
-    with pytest.raises(errors.ArgumentError, match=what):
-        schemes.SparDL(0.01, **options)
-
-
 def test_teams_that_do_not_divide_the_ranks_are_an_error():
     with pytest.raises(errors.ArgumentError, match=r"Use one of \[1, 2, 4, 8\]"):
         schemes.SparDL(0.01, teams=3).teams_of(SIZE, 8)
 
 
-@pytest.mark.parametrize("make", [schemes.SparDL, schemes.GTopk, schemes.OkTopk])
+REFUSED = {
+    "density": [
+        lambda: schemes.SparDL(0),
+        lambda: schemes.GTopk(1.5),
+        lambda: schemes.OkTopk("half"),
+    ],
+    "teams must be": [lambda: schemes.SparDL(0.01, teams=0)],
+    "power of two": [lambda: schemes.SparDL(0.01, teams=3, between="swaps")],
+    "between must be": [lambda: schemes.SparDL(0.01, between="trees")],
+    "power must be above 0 and at most 1": [lambda: schemes.OkTopk(0.01, power=0)],
+    "threshold_every": [lambda: schemes.OkTopk(0.01, threshold_every=0)],
+    "repartition_every": [lambda: schemes.OkTopk(0.01, repartition_every=0)],
+    "bucket": [lambda: schemes.OkTopk(0.01, bucket=0)],
+}
+
+
+@pytest.mark.parametrize("match", REFUSED)
+def test_what_a_scheme_cannot_be_is_refused(match):
+    for make in REFUSED[match]:
+        with pytest.raises(errors.ArgumentError, match=match):
+            make()
+
+
+@pytest.mark.parametrize("make", [schemes.SparDL, schemes.OkTopk])
 def test_a_state_of_another_scheme_is_an_error(make):
     """It is not begun anew in silence, by which a schedule would be lost."""
     scheme, wire = make(DENSITY), Wire(helpers.AXIS)
@@ -543,12 +503,6 @@ def test_thresholds_of_other_ranks_are_an_error():
         jax.eval_shape(jax.vmap(run, axis_name=helpers.AXIS), jnp.zeros((2, SIZE)))
 
 
-def test_a_power_is_a_share_or_none():
-    with pytest.raises(errors.ArgumentError, match="power must be above 0 and at most 1"):
-        schemes.OkTopk(0.01, power=0)
-    assert schemes.OkTopk(0.01, power=None).power is None
-
-
 def test_without_a_power_a_threshold_moves_as_that_of_the_authors():
     """By 1.012, where it selects less than two thirds of k or more than five quarters."""
     scheme = schemes.OkTopk(DENSITY, power=None)
@@ -558,19 +512,14 @@ def test_without_a_power_a_threshold_moves_as_that_of_the_authors():
     np.testing.assert_allclose(moved, [1 / 1.012, 1, 1, 1.012], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["threshold_every", "repartition_every", "bucket"])
-def test_periods_are_positive(name):
-    with pytest.raises(errors.ArgumentError, match=name):
-        schemes.OkTopk(0.01, **{name: 0})
-
-
 # --- What they are measured against chooses from the same leaves.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gaussian_k", "topk_a", "topk_dsa"])
+@pytest.mark.parametrize("name", ["topk_a", "topk_dsa"])
 def test_those_that_choose_once_follow_the_rules(name):
-    tx = ONCE[name](0.01, rules={"small": "sparse", "whole": "dense"})
+    make = getattr(sparsejax.transforms, f"{name}_sync")
+    tx = make(0.01, rules={"small": "sparse", "whole": "dense"})
     sizes = {"bias": 64, "small": 2000, "whole": 70_000}
     rng = np.random.default_rng(0)
     grads = {key: rng.standard_normal((2, n)) for key, n in sizes.items()}
@@ -631,7 +580,7 @@ def test_b_sag_comes_back_from_where_it_could_not_go_on(many):
     assert h.value != bound
 
 
-@pytest.mark.parametrize("network", [[1.0], (0, 1), (1, 2, 3), 5, None, ("a", "b")])
+@pytest.mark.parametrize("network", [[1.0], (0, 1), None, ("a", "b")])
 def test_a_network_is_one_or_two_positive_numbers(network):
     with pytest.raises(errors.ArgumentError, match="network must be"):
         schemes.SparDL(0.01, network=network)

@@ -1,7 +1,5 @@
 """Under `jit`: models of flax nnx and linen, and what JAX and flax refuse there."""
 
-import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +13,6 @@ from flax.training.train_state import TrainState
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
-from tests import helpers
 from tests.transforms.in_jit import model
 from tests.transforms.in_jit.model import BOTH, CLASSES, WIDTH, WORDS
 
@@ -185,29 +182,11 @@ def by_linen(sync, annotated):
     return state.params, losses
 
 
-@functools.cache
-def linen_by_dense_sums():
-    return by_linen(model.dense(), nn.with_partitioning)
-
-
-LINEN = {
-    "with_partitioning": (nn.with_partitioning, contextlib.nullcontext),
-    "with_logical_partitioning": (
-        nn.with_logical_partitioning,
-        lambda: jax.set_mesh(model.mesh()),
-    ),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["with_partitioning", *helpers.slow("with_logical_partitioning")]
-)
-def test_a_model_of_linen_with_its_train_state(name):
-    annotated, context = LINEN[name]
-    with context():
-        params, losses = by_linen(model.zen(), annotated)
-    dense, wanted = linen_by_dense_sums()
+def test_a_model_of_linen_with_its_train_state():
+    with jax.set_mesh(model.mesh()):
+        params, losses = by_linen(model.zen(), nn.with_logical_partitioning)
+    dense, wanted = by_linen(model.dense(), nn.with_partitioning)
     np.testing.assert_allclose(losses, wanted, rtol=1e-5)
     model.assert_equal(params, dense)
     assert params["embedding"].sharding.spec == P("fsdp", None)
