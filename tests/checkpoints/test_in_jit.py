@@ -74,8 +74,7 @@ def dense(name):
     ("name", "sizes"),
     [
         ("sgd", (1, 1)),
-        # The optimizer says nothing of the meshes: on each with one.
-        *helpers.slow(("sgd", (2, 4)), ("sgd", (2, 2)), ("adam", SAVED_ON)),
+        *helpers.slow(("sgd", (2, 4)), ("adam", SAVED_ON)),
     ],
 )
 def test_a_lossless_run_goes_on_as_dense_training(saved, name, sizes):
@@ -87,7 +86,7 @@ def test_a_lossless_run_goes_on_as_dense_training(saved, name, sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(2, 4), (1, 1), (2, 2)])
+@pytest.mark.parametrize("sizes", [(2, 4), (1, 1)])
 def test_what_replicas_hold_back_is_kept_where_their_number_changes(saved, sizes):
     """What was sent, and what is held, are the sum of all gradients, before and after."""
     path, before = saved("dgc")

