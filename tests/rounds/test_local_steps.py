@@ -8,7 +8,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax.state.per_rank import PerRank, find
 from tests import helpers
 from tests.rounds import model
 from tests.rounds.model import EVERY, RANKS
@@ -94,17 +93,6 @@ def test_nothing_is_sent_within_a_round_and_one_sum_at_its_end():
     compiled = step.lower(params, state, given).compile()
     found = helpers.compiled_collectives(compiled, mesh)
     assert [(one.opcode, one.path) for one in found] == [("all-reduce", ("conditional",))]
-
-
-def test_metrics_count_one_exchange_a_round():
-    tx = sparsejax.local_steps(optax.sgd(0.05), every=EVERY)
-    run = model.train(tx, model.batches(2 * EVERY + 1))
-    assert float(sparsejax.metrics(run.state)["sync/exchanges"]) == 2
-    found = find(run.state, PerRank)
-    assert {type(one).__name__ for one in found} == {"RankState"}
-    specs = sparsejax.state_specs(run.state)
-    assert specs.offset.value == {"w": P("data"), "b": P("data")}
-    assert specs.step == P()
 
 
 def test_a_half_precision_anchor_has_offsets_in_float32():

@@ -116,9 +116,11 @@ def test_columns_of_a_second_axis_need_an_optimizer_that_leaves_unread_rows_alon
 
 
 @pytest.mark.slow  # as one of rows/updates/test_in_place.py
-@pytest.mark.parametrize("capacity", [None, 256])
-def test_a_train_step_has_nothing_of_the_tables_size_beside_table_and_state(capacity):
-    """From the loss to the parameters, of 10M rows; compiled for shapes alone."""
+def test_a_train_step_has_nothing_of_the_tables_size_beside_table_and_state():
+    """From the loss to the parameters, of 10M rows; compiled for shapes alone.
+
+    Both where rows fit into the capacity and where they do not.
+    """
     whole = (10_000_000, 16)
     shaped = lambda shape, dtype=jnp.float32: jax.ShapeDtypeStruct(shape, dtype)
     params = {"table": shaped(whole), "kernel": shaped((whole[1], 4))}
@@ -126,7 +128,7 @@ def test_a_train_step_has_nothing_of_the_tables_size_beside_table_and_state(capa
     def loss_fn(params, ids):
         return jnp.mean(jnp.tanh(params["table"][ids] @ params["kernel"]) ** 2)
 
-    trainer = sparsejax.data_parallel(loss_fn, BY_ROWS, mesh_of(4), capacity=capacity)
+    trainer = sparsejax.data_parallel(loss_fn, BY_ROWS, mesh_of(4), capacity=256)
     opt_state = jax.eval_shape(BY_ROWS.init, params)
     state = sparsejax.TrainState(shaped((), jnp.int32), params, opt_state, None, None)
     lowered = trainer.compiled(state).lower(state, shaped((4 * 1024,), jnp.int32))

@@ -215,22 +215,6 @@ def test_tables_of_one_optimizer_share_their_sums():
     assert groups(optax.partition(of, {"a": "x", "b": "y", "c": "x"})) == [0, 1, 0]
 
 
-def test_tables_that_move_alike_are_tried_once(monkeypatch):
-    """And those of another rate, or of another optimizer, by themselves."""
-    tried = []
-    probed = lambda fading, sampled: bool(tried.append(fading.factors)) or True
-    monkeypatch.setattr(Fading, "is_right", probed)
-    params = {
-        name: jnp.zeros((HEIGHT, width))
-        for name, width in zip("abc", (2, 3, 4), strict=True)
-    }
-    lazy(optax.adam(1e-2)).init(params)
-    assert len(tried) == 1
-    of = {"x": optax.adam(1e-2), "y": optax.adam(2e-2), "z": optax.adamw(1e-2)}
-    lazy(optax.partition(of, {"a": "x", "b": "y", "c": "z"})).init(params)
-    assert len(tried) == 4
-
-
 @pytest.mark.slow
 def test_all_rows_are_caught_up_by_one_program():
     """And what has no late rows is no part of it, so nothing of it is copied."""
@@ -263,25 +247,10 @@ def test_one_optimizer_serves_two_models():
     np.testing.assert_array_equal(jnp.concatenate(rows), [[0] * 3, [1] * 3])
 
 
-def test_eigenvalues_are_those_of_numpy():
-    """Of matrices with three diagonals, of which some fall into parts."""
-    rng = np.random.default_rng(0)
-    inner = rng.normal(size=(200, quadrature.NODES)) * 10 ** rng.uniform(-3, 0, (200, 1))
-    outer = np.abs(rng.normal(size=(200, quadrature.NODES - 1)))
-    outer *= rng.random(outer.shape) > 0.3
-    matrices = np.zeros((200, quadrature.NODES, quadrature.NODES), np.float32)
-    index = np.arange(quadrature.NODES)
-    matrices[:, index, index] = inner
-    matrices[:, index[:-1], index[1:]] = matrices[:, index[1:], index[:-1]] = outer
-    eigen = jax.jit(quadrature.eigen)
-    values, first = (np.asarray(x) for x in eigen(matrices))
-    want, vectors = np.linalg.eigh(matrices.astype(np.float64))
-    np.testing.assert_allclose(np.sort(values, 1), want, atol=1e-5)
-    # What quadrature makes of them, which is the same however equal ones are turned.
-    of = lambda x, y: (y**2 / (np.abs(want).max(1, keepdims=True) * 1.5 - x)).sum(1)
-    np.testing.assert_allclose(of(values, first), of(want, vectors[:, 0]), rtol=1e-4)
-    # A call of LAPACK waits on a CPU for threads that wait for it on other devices.
-    assert "custom_call" not in eigen.lower(matrices).as_text()
+def test_eigenvalues_need_no_call_of_lapack():
+    """It would wait on a CPU for threads that wait for it on other devices."""
+    matrices = jnp.zeros((2, quadrature.NODES, quadrature.NODES))
+    assert "custom_call" not in jax.jit(quadrature.eigen).lower(matrices).as_text()
 
 
 def lazily(factory):

@@ -19,7 +19,6 @@ from tests.rows.updates import runs
 
 OPTIMIZERS = {
     "momentum": optax.sgd(0.1, momentum=0.9),
-    "adamw": optax.adamw(1e-2, weight_decay=0.1),
     "16 bits of a state": optax.adam(1e-2, mu_dtype=jnp.bfloat16),
 }
 
