@@ -124,20 +124,26 @@ def test_a_sparsifier_keeps_what_it_leaves_out_by_rank_and_shard():
 
 @pytest.mark.slow
 def test_accumulated_gradients_of_replicas_are_one_step():
-    """`accumulate` around it adds up microbatches: fewer steps, the same examples."""
-    whole = model.batches(3, examples=4)
+    """`accumulate` adds up microbatches: fewer steps, the same examples.
+
+    By `optax.partition`: "b" is exchanged in every step, and "w" by rounds.
+    """
+    whole = model.batches(4, examples=4)
     cut = lambda batch, part: {
         k: x.reshape(RANKS, 2, 2, -1)[:, part].reshape(RANKS * 2, -1)
         for k, x in batch.items()
     }
-    halves = [cut(batch, part) for batch in whole for part in range(2)]
-    tx = lambda: sparsejax.local_steps(INNER(), every=3, axis_name="replica")
-    micro = Run(sparsejax.accumulate(tx(), every=2, axis_name="replica"), "auto")
-    run = Run(tx(), "auto")
-    micro.train(halves)
-    run.train(whole)
+
+    def made(axis_name):
+        rounds = sparsejax.local_steps(optax.sgd(0.05), every=3, axis_name=axis_name)
+        each = optax.chain(sparsejax.dense_sync(axis_name), optax.sgd(0.05))
+        return optax.partition({"w": rounds, "b": each}, {"w": "w", "b": "b"})
+
+    tx = sparsejax.accumulate(made("replica"), every=2, axis_name="replica")
+    run, alone = Run(tx, "auto"), model.train(made(None), whole)
+    run.train([cut(batch, part) for batch in whole for part in range(2)])
     for name, x in run.params.items():
-        np.testing.assert_allclose(micro.params[name], x, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(x, alone.params[-1][name][0], rtol=1e-4, atol=1e-6)
 
 
 def test_what_is_no_stack_of_gradients_is_refused():
@@ -163,23 +169,3 @@ def test_what_is_no_stack_of_gradients_is_refused():
         grads = {**own, "w": zero}
         with pytest.raises(errors.ArgumentError, match=r"'w' is sharded .*'replica'"):
             tx.update(grads, run.state, run.params)
-
-
-@pytest.mark.slow
-def test_parameters_outside_of_it_are_exchanged_in_every_step():
-    """`optax.partition`: "b" by a mean of gradients, "w" by rounds."""
-    every = optax.chain(sparsejax.dense_sync("replica"), optax.sgd(0.05))
-    rounds = sparsejax.local_steps(optax.sgd(0.05), every=3, axis_name="replica")
-    tx = optax.partition({"a": rounds, "b": every}, {"w": "a", "b": "b"})
-    run, given = Run(tx, "auto"), model.batches(4)
-    inside = optax.partition(
-        {
-            "a": sparsejax.local_steps(optax.sgd(0.05), every=3),
-            "b": optax.chain(sparsejax.dense_sync(), optax.sgd(0.05)),
-        },
-        {"w": "a", "b": "b"},
-    )
-    alone = model.train(inside, given)
-    np.testing.assert_allclose(run.train(given), alone.losses, rtol=1e-5)
-    for name, x in run.params.items():
-        np.testing.assert_allclose(x, alone.params[-1][name][0], rtol=1e-5, atol=1e-6)
