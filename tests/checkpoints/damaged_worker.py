@@ -16,14 +16,11 @@ import sys
 
 import jax
 
+from tests.helpers import processes
+
 
 def main(folder, coordinator, rank):
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 1)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        coordinator, 2, rank, initialization_timeout=60, heartbeat_timeout_seconds=60
-    )
+    processes.take_part(2, 2, coordinator, rank)
     # After the backend is settled: these make arrays.
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec as P

@@ -115,15 +115,11 @@ def test_what_is_visible_is_not_read_from_pieces_of_ranks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["demo", "visible"])
-def test_inside_a_shard_map_that_leaves_the_fast_axis_to_xla(way):
+def test_inside_a_shard_map_that_leaves_the_fast_axis_to_xla():
     mesh = helpers.grid(data=3, fsdp=2)
-    if way == "demo":
-        tx = DEMO(axis_name="data")
-    else:
-        kind = sparsejax.sparsifiers.Visible(rate=0.5)
-        visible = sparsejax.sparsify(kind, min_size=1, axis_name="data")
-        tx = optax.chain(visible, sparsejax.zen_sync("data"), optax.sgd(0.5))
+    kind = sparsejax.sparsifiers.Visible(rate=0.5)
+    visible = sparsejax.sparsify(kind, min_size=1, axis_name="data")
+    tx = optax.chain(visible, sparsejax.zen_sync("data"), optax.sgd(0.5))
     params = given.parameters(SHAPES)
     grads = {name: 0.01 * x[:, 0] for name, x in given.drawn(SHAPES, 1).items()}
     state = sparsejax.init(tx, helpers.placed(params, mesh, P()), mesh, "data")

@@ -172,24 +172,10 @@ def test_padding_may_be_masked_afterwards_where_a_number_is_read(name, by):
     np.testing.assert_allclose(padded[1]["table"].to_dense(), grads["table"], rtol=1e-6)
 
 
-OPTIMIZERS = {
-    "adam": lambda: optax.adam(0.1),
-    "momentum": lambda: optax.sgd(0.1, momentum=0.9),
-    "adamw with a schedule": lambda: optax.adamw(lambda step: 0.1 / (1 + step)),
-}
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "name"),
-    [
-        ("momentum", "table[ids]"),
-        *helpers.slow(("adam", "take(fill, 0)"), ("adamw with a schedule", "at.get(clip)")),
-    ],
-)
-def test_training_with_ids_out_of_range_is_that_of_the_dense_optimizer(optimizer, name):
+def test_training_with_ids_out_of_range_is_that_of_the_dense_optimizer():
     """As where batches are padded with an id that no row has."""
-    loss, tx = _loss(READS[name]), OPTIMIZERS[optimizer]()
-    lazy = sparsejax.lazy(OPTIMIZERS[optimizer]())
+    loss, tx = _loss(READS["table[ids]"]), optax.sgd(0.1, momentum=0.9)
+    lazy = sparsejax.lazy(tx)
 
     @jax.jit
     def step(p, state, ids):

@@ -9,13 +9,14 @@ import optax
 import pytest
 
 from sparsejax.errors import ArgumentError
-from sparsejax.rows import apply_updates, lazy, settle
+from sparsejax.rows import lazy, settle
 from sparsejax.rows.reads import Ids
 from sparsejax.rows.updates.catch_up import fading, quadrature
 from sparsejax.rows.updates.catch_up.fading import Fading
 from sparsejax.rows.updates.catch_up.replay import Replay
 from sparsejax.units.row_grads import RowGrads
 from tests import helpers
+from tests.rows.updates import runs
 
 
 HEIGHT = 24
@@ -143,43 +144,17 @@ def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypa
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [8, 32])
 def test_sums_that_are_kept_are_those_of_single_steps(kept, monkeypatch):
-    """A training run, whose rows wait for up to 23 steps; a momentum lasts for 19.
+    """Where 32 are kept, places are used again; eight are fewer than a momentum lasts.
 
-    Each of them is listed in turn, even if it is not read. Where 32 sums are kept places
-    are used again; where eight, no row waits until its momentum has faded.
+    Each row is listed in turn, even if it is not read.
     """
     monkeypatch.setattr(fading, "PATIENCE", kept)
-    inner = optax.adam(0.1, b1=0.3)
+    inner = optax.adam(1e-2, b1=0.3)
     tx, _, way = table_of(inner)
     assert isinstance(way, Fading)
     assert way.terms == 19
     assert tx.init(PARAMS).kept[0].shape[0] == kept
-    rng = np.random.default_rng(0)
-    gaps = np.array([*range(1, 16), 18, 19, 20, 21, 22, 23, 45, 60, 90])
-    steps = 180
-    read = np.arange(1, steps + 1)[:, None] % gaps == 0
-    grads = rng.normal(size=(steps, HEIGHT, 3)).astype(np.float32) * read[..., None]
-    ids = np.where(read, np.arange(HEIGHT), HEIGHT).astype(np.int32)
-
-    def lazily(carry, given):
-        params, state = carry
-        grads = {"table": RowGrads(*given, (HEIGHT, 3))}
-        updates, state = tx.update(grads, state, params)
-        return (apply_updates(params, updates), state), None
-
-    def densely(carry, given):
-        params, state = carry
-        updates, state = inner.update({"table": given}, state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    start = PARAMS, tx.init(PARAMS)
-    (params, state), _ = jax.jit(lambda c, g: jax.lax.scan(lazily, c, g))(
-        start, (ids, grads)
-    )
-    params, _ = jax.jit(settle, static_argnums=2)(params, state, tx)
-    start = PARAMS, inner.init(PARAMS)
-    (want, _), _ = jax.jit(lambda c, g: jax.lax.scan(densely, c, g))(start, grads)
-    np.testing.assert_allclose(params["table"], want["table"], rtol=1e-4, atol=1e-5)
+    runs.check_run(inner)
 
 
 @pytest.mark.parametrize("height", [1, 7, 24, 1000])

@@ -20,7 +20,6 @@ REFUSED = {
         optax.chain(optax.clip_by_global_norm(1e9), optax.sgd(0.1)),
         MIXED.format("clip_by_global_norm"),
     ),
-    "LAMB": (optax.lamb(1e-3), MIXED.format("scale_by_trust_ratio")),
     "Muon": (optax.contrib.muon(1e-3), MIXED.format("scale_by_muon")),
     "Adafactor": (optax.adafactor(1e-3), MIXED.format("clip_by_block_rms")),
     "norms of columns": (
