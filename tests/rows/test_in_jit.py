@@ -27,9 +27,9 @@ def table(seed=0):
     return np.random.default_rng(seed).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
 
-def ids_of(seed=1, most=ROWS):
+def ids_of(seed=1):
     rng = np.random.default_rng(seed)
-    return (rng.zipf(1.3, (BATCH, LENGTH)) % most).astype(np.int32)
+    return (rng.zipf(1.3, (BATCH, LENGTH)) % ROWS).astype(np.int32)
 
 
 def through(x):
@@ -196,6 +196,7 @@ def test_a_scaled_table_has_the_dense_gradient_of_jax():
 
 
 WHERE = {
+    "replicated": P(None, None),
     "rows": P("fsdp", None),
     "columns": P(None, "fsdp"),
     "zero": P("replica", None),

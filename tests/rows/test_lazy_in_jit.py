@@ -15,18 +15,20 @@ from sparsejax import errors
 from sparsejax.rows.updates.state import LazyState
 from tests import helpers
 from tests.helpers import hlo
+from tests.rows.test_in_jit import (
+    BATCH,
+    BOTH,
+    LENGTH,
+    OUT,
+    ROWS,
+    WHERE,
+    WIDTH,
+    ids_of,
+    table,
+)
 
 
-ROWS, WIDTH, BATCH, LENGTH, STEPS = 512, 16, 16, 6, 5
-BOTH = ("replica", "fsdp")
-OUT = P(BOTH, None, None)
-WHERE = {
-    "replicated": P(None, None),
-    "rows": P("fsdp", None),
-    "zero": P("replica", None),
-    "both": P(("fsdp", "replica"), None),
-    "rows and columns": P("replica", "fsdp"),
-}
+STEPS = 5
 OPTIMIZERS = {
     "adam": lambda: optax.adam(1e-2),
     "decayed": lambda: optax.adamw(optax.linear_schedule(1e-2, 1e-3, 4), weight_decay=0.1),
@@ -36,15 +38,7 @@ OPTIMIZERS = {
 
 
 def first():
-    rng = np.random.default_rng(0)
-    table = rng.standard_normal((ROWS, WIDTH)).astype(np.float32)
-    return {"kernel": np.full((WIDTH,), 0.5, np.float32), "table": table}
-
-
-def ids_of(seed):
-    """Those of a step: most rows are read in few of the steps."""
-    rng = np.random.default_rng(seed)
-    return (rng.zipf(1.3, (BATCH, LENGTH)) % ROWS).astype(np.int32)
+    return {"kernel": np.full((WIDTH,), 0.5, np.float32), "table": table()}
 
 
 def loss_of(params, rows):
@@ -245,22 +239,6 @@ def test_losses_read_rows_as_they_read_the_table():
     wanted, params = densely("decayed", 3 * [in_turns_plain])
     np.testing.assert_allclose(losses, wanted, rtol=2e-5)
     np.testing.assert_allclose(run.settled()["table"], params["table"], atol=2e-5)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_from_a_checkpoint_on_another_mesh(tmp_path):
-    pytest.importorskip("orbax.checkpoint")
-    run = Run("both", "adam")
-    run.train(range(3))
-    sparsejax.save(tmp_path / "3", {"params": run.params, "opt_state": run.state})
-    other = Run("both", "adam", sizes=(2, 4))
-    like = {"params": other.params, "opt_state": other.state}
-    found = sparsejax.restore(tmp_path / "3", like)
-    other.params, other.state = found["params"], found["opt_state"]
-    losses = other.train(range(3, STEPS))
-    wanted, others = reference("adam")
-    np.testing.assert_allclose(losses, wanted[3:], rtol=2e-5)
-    np.testing.assert_allclose(other.settled()["table"], others["table"], atol=2e-5)
 
 
 def scaled_by(shape):

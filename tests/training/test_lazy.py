@@ -20,15 +20,17 @@ from tests.helpers import mesh_of
 from tests.training.test_by_rows import PARAMS, batch_of, loss_fn
 
 
+LAZY = rows.lazy(optax.adam(1e-2))
+BY_ROWS = optax.chain(sparsejax.zen_sync(), LAZY)
+DENSE = optax.chain(sparsejax.dense_sync(), optax.adam(1e-2))
+
+
 @pytest.mark.slow
 def test_a_lazy_run_is_the_dense_run():
-    lazy = rows.lazy(optax.adam(1e-2))
-    tx = optax.chain(sparsejax.zen_sync(), lazy)
-    dense = optax.chain(sparsejax.dense_sync(), optax.adam(1e-2))
     weight = lambda batch: batch["mask"].sum()
     trainers = [
         sparsejax.data_parallel(loss_fn, each, mesh_of(2), weight=weight)
-        for each in (tx, dense)
+        for each in (BY_ROWS, DENSE)
     ]
     states = [trainer.init(PARAMS) for trainer in trainers]
     for step in range(5):
@@ -41,14 +43,12 @@ def test_a_lazy_run_is_the_dense_run():
     np.testing.assert_allclose(*found, rtol=1e-5)
     late = jax.tree.map(np.asarray, states[0].params)
     settle = jax.jit(rows.settle, static_argnums=2)
-    settled, _ = settle(states[0].params, states[0].opt_state, lazy)
+    settled, _ = settle(states[0].params, states[0].opt_state, LAZY)
     for name, want in states[1].params.items():
         np.testing.assert_allclose(settled[name], want, rtol=1e-5, atol=1e-6)
     assert np.abs(late["users"] - states[1].params["users"]).max() > 1e-4
 
 
-LAZY = rows.lazy(optax.adam(1e-2))
-BY_ROWS = optax.chain(sparsejax.zen_sync(), LAZY)
 SAVED, STEPS = 3, 6
 
 
@@ -81,8 +81,7 @@ def test_a_checkpoint_goes_on_as_the_dense_run_does_on_other_ranks(tmp_path):
     assert {*np.unique(lazy.last["items"])} == {*range(SAVED + 1)}
     state = run(BY_ROWS, 2, range(SAVED, STEPS), state._replace(opt_state=opt_state))
     settled, _ = rows.settle(state.params, state.opt_state, LAZY)
-    dense = optax.chain(sparsejax.dense_sync(), optax.adam(1e-2))
-    want = run(dense, 2, range(STEPS))
+    want = run(DENSE, 2, range(STEPS))
     for path, values in want.params.items():
         np.testing.assert_allclose(settled[path], values, rtol=1e-5, atol=1e-6)
 

@@ -99,14 +99,9 @@ def test_another_axis_may_shard_the_parameters(kinds):
         changed = {"w": variables["w"] + jnp.mean(batch)}
         return jax.lax.psum(params["w"].sum(), "model") * jnp.mean(batch), changed
 
-    state, (after, _) = traced(
-        loss,
-        grid(data=2, model=2),
-        {"w": np.ones(4, np.float32)},
-        {"w": P("model")},
-        {"w": np.ones(4, np.float32)},
-        variables=kinds,
-    )
+    w = {"w": np.ones(4, np.float32)}
+    given = grid(data=2, model=2), w, {"w": P("model")}, w
+    state, (after, _) = traced(loss, *given, variables=kinds)
     shapes = lambda state: [leaf.shape for leaf in jax.tree.leaves(state)]
     assert shapes(state) == shapes(after)
     assert {"mean": (4,), "by_rank": (2, 4)}[kinds] in shapes(state.variables)
@@ -118,14 +113,7 @@ def test_another_axis_may_shard_the_parameters(kinds):
     with pytest.raises(
         ArgumentError, match="'w' that loss_fn returns differs over 'model'"
     ):
-        traced(
-            by_shard,
-            grid(data=2, model=2),
-            {"w": np.ones(4, np.float32)},
-            {"w": P("model")},
-            {"w": np.ones(4, np.float32)},
-            variables=kinds,
-        )
+        traced(by_shard, *given, variables=kinds)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
-import sparsejax
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.rows import apply_updates, lazy, rowwise_adagrad, settle, value_and_grad
 from sparsejax.rows.updates.state import LazyState
@@ -62,41 +60,6 @@ BATCHES = np.random.default_rng(1).integers(0, 20, (6, 4, 5)).astype(np.int32)
 
 def square(p, ids):
     return jnp.sum((p["table"][ids] - 1) ** 2)
-
-
-@pytest.mark.slow
-def test_ranks_read_and_update_alike():
-    """Each rank reads rows of its own; all update those of all, and have the same table."""
-    inner = optax.sgd(0.1, momentum=0.9)
-    tx = lazy(inner)
-
-    def step(p, state, ids):
-        read = tx.reader(p, state)
-        value, grads = value_and_grad(square, read=read)(p, ids[0])
-        assert sparsejax.axes.varying_axes(grads["table"].rows) == {"data"}
-        gather = functools.partial(
-            jax.lax.all_gather, axis_name="data", axis=0, tiled=True, to="invarying"
-        )
-        rows = RowGrads(gather(grads["table"].ids), gather(grads["table"].rows), (20, 3))
-        updates, state = tx.update({"table": rows}, state, p, read=read)
-        return apply_updates(p, updates), state, jax.lax.psum(value, "data")
-
-    ranks = helpers.shard_map(
-        step,
-        mesh=helpers.mesh_of(4),
-        in_specs=(P(), P(), P("data")),
-        out_specs=P(),
-    )
-    run = jax.jit(ranks)
-    p, state = TABLE, tx.init(TABLE)
-    want, dense = TABLE, inner.init(TABLE)
-    tx = lazy(inner)  # which learns what the optimizer is inside of `shard_map`
-    for ids in BATCHES:
-        p, state, _ = run(p, state, ids)
-        updates, dense = inner.update(jax.grad(square)(want, ids), dense, want)
-        want = optax.apply_updates(want, updates)
-    p, _ = jax.jit(settle, static_argnums=2)(p, state, tx)
-    np.testing.assert_allclose(p["table"], want["table"], rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow
