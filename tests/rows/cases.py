@@ -125,6 +125,15 @@ def scan_that_changes_the_table(look, p, ids):
     return lax.scan(turn, p["table"] + nothing(ids), ids)[1].sum()
 
 
+@case(rows=None)
+def scan_that_replaces_the_table(look, p, ids):
+    def turn(table, ids):
+        other = jnp.ones((HEIGHT, WIDTH)) + nothing(ids)
+        return other, score(look, {**p, "table": table}, ids)
+
+    return lax.scan(turn, p["table"] + nothing(ids), ids)[1].sum()
+
+
 @case(rows=6)
 def scan_over_the_table_without_a_gradient(look, p, ids):
     def turn(carry, row):

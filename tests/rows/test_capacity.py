@@ -1,6 +1,7 @@
 """Lists of rows with a capacity: the same step, whether rows fit or not."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -93,6 +94,34 @@ def test_rows_that_fit_and_rows_that_do_not_are_the_same_step(n, check_vma):
 
 
 TALL, IDS, SHORT = (10_000_000, 16), 16_384, 1_024
+
+
+@pytest.mark.slow
+def test_what_is_for_one_way_is_not_computed_for_the_other():
+    """In front of the loops no list is summed up."""
+    shape = 10_000, 16
+    params = {"table": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    tx = optax.chain(sparsejax.zen_sync(), lazy(optax.adam(1e-3)))
+
+    def update(grads, params, state):
+        updates, state = tx.update(grads, state, params)
+        return sparsejax.apply_updates(params, updates), state
+
+    def step(params, state, ids, rows):
+        grads = {"table": RowGrads.marked(ids[0], rows[0], shape)}
+        return within_capacity(update, grads, params, state, capacity=64)
+
+    specs = {"in_specs": (P(), P(), P("data"), P("data")), "out_specs": P()}
+    mapped = helpers.shard_map(step, mesh=helpers.mesh_of(2), **specs)
+    ids = jax.ShapeDtypeStruct((2, 1024), jnp.int32)
+    rows = jax.ShapeDtypeStruct((2, 1024, 16), jnp.float32)
+    state = jax.eval_shape(tx.init, params)
+    jitted = jax.jit(mapped, donate_argnums=(0, 1))
+    text = jitted.lower(params, state, ids, rows).compile().as_text()
+    entry = re.search(r"\nENTRY [^\n]*\n(.*?)\n}", text, re.DOTALL)
+    made = re.findall(r"= f32\[(\d+),16\]\S* (\S+?)\(", entry[1])
+    passed = {"parameter", "get-tuple-element", "bitcast", "copy"}
+    assert not [line for line in made if line[1] not in passed]
 
 
 def test_a_capacity_that_is_no_shorter_changes_nothing():

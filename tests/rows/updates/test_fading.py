@@ -142,9 +142,9 @@ def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [8, 32])
+@pytest.mark.parametrize("kept", [8, runs.HEIGHT])
 def test_sums_that_are_kept_are_those_of_single_steps(kept, monkeypatch):
-    """Where 32 are kept, places are used again; eight are fewer than a momentum lasts.
+    """Where 40 are kept, places are used again; eight are fewer than a momentum lasts.
 
     Each row is listed in turn, even if it is not read.
     """
