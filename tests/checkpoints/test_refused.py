@@ -241,7 +241,7 @@ def of_tx(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"), [*((name, 2) for name in OTHERS), ("reduce", 4)]
+    ("name", "ranks"), [*((name, 2) for name in OTHERS), ("reduce", 4), ("scheme", 4)]
 )
 def test_another_transformation_is_named(of_tx, nothing_is_read, name, ranks):
     tx, match = OTHERS[name]
