@@ -62,7 +62,7 @@ KINDS = {
 
 
 def trained(kind, vertical):
-    """The losses, how many rows were held back, and the parameters after a flush.
+    """The losses, those of evaluations, rows held back, and the parameters after a flush.
 
     Where blocks are carried, those without a schedule carry none.
     """
@@ -75,22 +75,23 @@ def trained(kind, vertical):
         tx = optax.chain(sync, optax.partition(each, which))
         tx = horizontal(tx) if vertical else tx
     trainer = sparsejax.data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
-    state, losses, held = trainer.init(params), [], []
+    state, losses, seen, held = trainer.init(params), [], [], []
     for ids, following in lookahead(BATCHES):
         state, loss = trainer.step(state, ids, *((following,) if vertical else ()))
         losses.append(float(loss))
         held.append(sum(int(x.sum()) for x in rows_held(state.opt_state).values()))
-    losses.append(float(trainer.evaluate(state, BATCHES[0])))
+        seen.append(float(trainer.evaluate(state, BATCHES[0])))
     state = trainer.flush(state) if vertical else state
-    return losses, held, jax.tree.leaves(state.params)
+    return losses, seen, held, jax.tree.leaves(state.params)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_training_without_a_schedule(kind):
-    losses, held, params = trained(kind, vertical=True)
-    want, _, whole = trained(kind, vertical=False)
+    losses, seen, held, params = trained(kind, vertical=True)
+    want, wanted, _, whole = trained(kind, vertical=False)
     np.testing.assert_allclose(losses, want, rtol=1e-6)
+    np.testing.assert_allclose(seen, wanted, rtol=1e-5)
     assert losses[-1] < losses[0]
     assert min(held[:-1]) > 0
     assert held[-1] == 0

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -61,6 +62,40 @@ def test_what_mixes_rows_is_refused_by_name(name):
     tx, match = REFUSED[name]
     with pytest.raises(ArgumentError, match=match):
         lazy(tx).init({"table": PARAMS["table"], "b": PARAMS["b"]})
+
+
+# What of its state has to be zero for a gradient of zero not to move a row, and for it to
+# do no more than multiply its state, and by what. None: it is not known.
+KINDS = {
+    "adagrad": (optax.adagrad(0.1), (), (), (1,)),
+    "rmsprop": (optax.rmsprop(0.1, decay=0.5), (), (), (0.5,)),
+    "momentum": (optax.sgd(0.1, momentum=0.9), (0,), (0,), (1,)),
+    "adam": (optax.adam(0.1, b2=0.75), (0,), (0,), (1, 0.75)),
+    "clipped": (
+        optax.chain(optax.clip(1.0), optax.adam(0.1, b2=0.75)),
+        *((0,), (0,), (1, 0.75)),
+    ),
+    "adamw": (optax.adamw(0.1, b2=0.75), None, (0,), (1, 0.75)),
+    "lion": (optax.lion(0.1), None, (0,), (1,)),
+    # Each step rounds to 16 bits, and the epsilon of AdaBelief is added to its state.
+    "16 bits": (optax.adam(0.1, mu_dtype=jnp.bfloat16), (0,), (0,), (1, 0.999)),
+    "adabelief": (optax.adabelief(0.1), (0,), None, None),
+    # Their factors are not known before they are run; that zeros stay zeros is.
+    "injected": (optax.inject_hyperparams(optax.rmsprop)(0.1), (), (0,), (1,)),
+    "injected adam": (optax.inject_hyperparams(optax.adam)(0.1), (0,), (0, 1), (1, 1)),
+    "injected adamw": (optax.inject_hyperparams(optax.adamw)(0.1), None, None, None),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_gradient_of_zero_does_is_known(name):
+    tx, still, idle, decays = KINDS[name]
+    table = study(tx, PARAMS, PARAMS).tables[1]
+    assert (table.path, table.refused, table.replay_refused) == ("table", None, None)
+    assert (table.still, table.idle) == (still, idle)
+    assert table.moves == (idle != ())
+    assert (table.decays is None) == (decays is None)
+    np.testing.assert_allclose(table.decays or (), decays or (), rtol=1e-6)
 
 
 def test_arrays_of_the_state_belong_to_a_table_by_its_height_not_by_their_shape():
