@@ -49,7 +49,9 @@ TRANSFORMATIONS = {
     "ok_topk": lambda: optax.chain(
         sparsejax.ok_topk_sync(0.1, rules=SPARSE), optax.sgd(0.1)
     ),
-    "chunked": lambda: optax.chain(sparsejax.chunked_sync(decay=0.9), optax.sgd(0.1)),
+    "demo": lambda: sparsejax.rounds.demo(0.01, k=4, chunk=64),
+    "striding": lambda: sparsejax.rounds.flex_demo(optax.sgd(0.1), "striding"),
+    "pulse_loco": lambda: sparsejax.rounds.pulse_loco(optax.sgd(0.1), every=2),
     "lazy rows": lambda: optax.chain(
         sparsejax.zen_sync(rules=SPARSE), sparsejax.lazy(optax.adam(1e-2))
     ),

@@ -13,19 +13,11 @@ import sys
 
 import jax
 
+from tests.helpers import processes
+
 
 def main(out, folder, ranks, coordinator=None, rank=0):
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", ranks if coordinator is None else 1)
-    if coordinator is not None:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(
-            coordinator,
-            ranks,
-            rank,
-            initialization_timeout=60,
-            heartbeat_timeout_seconds=60,
-        )
+    processes.take_part(ranks, ranks, coordinator, rank)
     # After the backend is settled: these make arrays.
     import jax.numpy as jnp
     import numpy as np

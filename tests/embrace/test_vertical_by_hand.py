@@ -307,25 +307,3 @@ def test_pairs_of_a_batch_and_the_next():
     assert list(lookahead([])) == []
     assert list(lookahead([7])) == [(7, None)]
     assert re.match("<generator", repr(lookahead(range(2))))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("check", [True, False])
-def test_what_a_flush_returns_has_the_types_that_it_was_given(check):
-    """Where rows catch up, too: which have is known on all ranks."""
-    n, rows = 2, sparsejax.lazy(optax.adam(0.1))
-    tx = optax.chain(sparsejax.embrace_sync(), rows)
-    given = params(n)
-    state = sparsejax.init(tx, given, mesh_of(n), check_vma=check)
-    specs = sparsejax.state_specs((given, state))
-    flush = shard_map(
-        lambda params, state: embrace.flush(params, state, rows),
-        mesh=mesh_of(n),
-        in_specs=specs,
-        out_specs=specs,
-        check_vma=check,
-    )
-    shapes = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
-    made = jax.eval_shape(flush, given, state)
-    assert jax.tree.structure(made) == jax.tree.structure((given, state))
-    assert shapes(made) == shapes((given, state))

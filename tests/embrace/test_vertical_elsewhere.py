@@ -1,18 +1,21 @@
-"""Rows are held back in models of flax, on other meshes and of tables in bfloat16, too."""
-
-import functools
+"""Rows are held back in models of flax, on other meshes, and beside blocks, too."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen, nnx
+from flax import nnx
 
 import sparsejax
-from sparsejax.embrace import ColumnTable, column_lookup, lookahead, rows_held
-from sparsejax.embrace.linen import ColumnEmbed as LinenEmbed
-from sparsejax.embrace.nnx import Embed as NnxEmbed
+from sparsejax.embrace import (
+    ColumnTable,
+    column_lookup,
+    horizontal,
+    lookahead,
+    rows_held,
+)
+from sparsejax.embrace.nnx import Embed
 from tests.helpers import grid, mesh_of
 
 
@@ -26,27 +29,10 @@ def entropy(logits, ids):
     return optax.softmax_cross_entropy_with_integer_labels(logits, ids % 4).mean()
 
 
-def of_linen():
-    mesh = mesh_of(2)
-
-    class Model(linen.Module):
-        @linen.compact
-        def __call__(self, ids):
-            return linen.Dense(4)(LinenEmbed(ROWS, DIM, mesh)(ids))
-
-    model = Model()
-    params = model.init(jax.random.key(1), BATCHES[0])
-    loss_fn = lambda params, ids: entropy(model.apply(params, ids), ids)
-    return loss_fn, params, mesh, "data"
-
-
 def of_nnx():
-    """The model of linen, with its parameters."""
     mesh, rngs = mesh_of(2), nnx.Rngs(0)
-    embed = NnxEmbed(ROWS, DIM, mesh, rngs=rngs)
+    embed = Embed(ROWS, DIM, mesh, rngs=rngs)
     graph, params = nnx.split(nnx.Sequential(embed, nnx.Linear(DIM, 4, rngs=rngs)))
-    _, same, _, _ = of_linen()
-    params = jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(same))
     loss_fn = lambda params, ids: entropy(nnx.merge(graph, params)(ids), ids)
     return loss_fn, params, mesh, "data"
 
@@ -55,17 +41,19 @@ def by_hand(mesh, axis_name, dtype=np.float32):
     rng = np.random.default_rng(0)
     table = rng.normal(size=(ROWS, DIM)).astype(dtype)
     params = {"table": ColumnTable.of(table, mesh, axis_name)}
+    params["first"] = rng.normal(size=(DIM, DIM)).astype(dtype)
     params["kernel"] = rng.normal(size=(DIM, 4)).astype(dtype)
 
     def loss_fn(params, ids):
-        return entropy(column_lookup(params["table"], ids) @ params["kernel"], ids)
+        hidden = jnp.tanh(column_lookup(params["table"], ids) @ params["first"])
+        return entropy(hidden @ params["kernel"], ids)
 
     return loss_fn, params, mesh, axis_name
 
 
 KINDS = {
-    "linen": of_linen,
     "nnx": of_nnx,
+    "blocks are carried": lambda: by_hand(mesh_of(2), "data"),
     "beside another axis": lambda: by_hand(grid(data=2, model=2), "data"),
     "over two axes, in bfloat16": lambda: by_hand(
         grid(data=2, model=2), ("data", "model"), jnp.bfloat16
@@ -73,31 +61,37 @@ KINDS = {
 }
 
 
-# The same training, so one run without a schedule serves both.
-SAME = {"nnx": "linen"}
-
-
-@functools.cache
 def trained(kind, vertical):
-    """The losses, how many rows were held back, and the last parameters."""
+    """The losses, those of evaluations, rows held back, and the parameters after a flush.
+
+    Where blocks are carried, those without a schedule carry none.
+    """
     loss_fn, params, mesh, axis_name = KINDS[kind]()
     sync = sparsejax.embrace_sync(axis_name, vertical=vertical, delayed=4)
     tx = optax.chain(sync, LAZY)
+    if kind == "blocks are carried":
+        which = lambda params: {k: "rows" if k == "table" else "rest" for k in params}
+        each = {"rows": LAZY, "rest": optax.adam(1e-2)}
+        tx = optax.chain(sync, optax.partition(each, which))
+        tx = horizontal(tx) if vertical else tx
     trainer = sparsejax.data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
-    state, losses, held = trainer.init(params), [], []
+    state, losses, seen, held = trainer.init(params), [], [], []
     for ids, following in lookahead(BATCHES):
         state, loss = trainer.step(state, ids, *((following,) if vertical else ()))
         losses.append(float(loss))
         held.append(sum(int(x.sum()) for x in rows_held(state.opt_state).values()))
-    return losses, held, jax.tree.leaves(state.params)
+        seen.append(float(trainer.evaluate(state, BATCHES[0])))
+    state = trainer.flush(state) if vertical else state
+    return losses, seen, held, jax.tree.leaves(state.params)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_training_without_a_schedule(kind):
-    losses, held, params = trained(kind, vertical=True)
-    want, _, whole = trained(SAME.get(kind, kind), vertical=False)
+    losses, seen, held, params = trained(kind, vertical=True)
+    want, wanted, _, whole = trained(kind, vertical=False)
     np.testing.assert_allclose(losses, want, rtol=1e-6)
+    np.testing.assert_allclose(seen, wanted, rtol=1e-5)
     assert losses[-1] < losses[0]
     assert min(held[:-1]) > 0
     assert held[-1] == 0

@@ -12,22 +12,14 @@ import sys
 
 import jax
 
+from tests.helpers import processes
+
 
 RANKS = 2
 
 
 def main(out, coordinator=None, rank=0, scheduled=False):
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", RANKS if coordinator is None else 1)
-    if coordinator is not None:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(
-            coordinator,
-            RANKS,
-            rank,
-            initialization_timeout=60,
-            heartbeat_timeout_seconds=60,
-        )
+    processes.take_part(RANKS, RANKS, coordinator, rank)
     # After the backend is settled: these make arrays.
     import numpy as np
     import optax

@@ -12,6 +12,8 @@ import tempfile
 import threading
 import time
 
+import jax
+
 
 ROOT = pathlib.Path(__file__).parents[2]
 TIMEOUT = 240  # seconds; a collective that hangs must not hang the suite
@@ -105,3 +107,24 @@ def wait(processes):
     finally:
         for process in processes:
             process.kill()
+
+
+def take_part(processes, devices, coordinator=None, rank=0):
+    """Makes this process one of a job, or the whole of it where there is no coordinator.
+
+    Call it before JAX's back end is settled.
+
+    Args:
+        processes: How many there are.
+        devices: How many devices all of them have.
+        coordinator: The address of the coordinator.
+        rank: The number of this process.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    if coordinator is None:
+        jax.config.update("jax_num_cpu_devices", devices)
+        return
+    jax.config.update("jax_num_cpu_devices", devices // processes)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    limits = {"initialization_timeout": 60, "heartbeat_timeout_seconds": 60}
+    jax.distributed.initialize(coordinator, processes, rank, **limits)

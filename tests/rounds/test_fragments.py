@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors
-from sparsejax.rounds.fragments import Fragments, FragmentSchedule
+from sparsejax.rounds.fragments import Fragments
 from tests import helpers
 from tests.chunked import reference
 from tests.rounds import model
@@ -286,14 +286,3 @@ def test_leaves_are_shared_out_by_size():
     parts = [fragments.only(n, params) for n in range(2)]
     assert sum(x.size for x in jax.tree.leaves(parts[0])) == 12
     assert helpers.octets(fragments.together(parts)) == helpers.octets(params)
-
-
-def test_every_fragment_is_sent_and_applied_once_a_round():
-    schedule = FragmentSchedule(every=6, fragments=3, delay=4)
-    for number in range(3):
-        sent = [step for step in range(24) if schedule.is_sent(step, number)]
-        applied = [step for step in range(24) if schedule.is_applied(step, number)]
-        assert sent == list(range(2 * number + 1, 24, 6))
-        assert applied == [step + 4 for step in sent if step + 4 < 24]
-        pending = [step for step in range(24) if schedule.is_pending(step, number)]
-        assert pending == [s for s in range(24) if any(t <= s <= t + 4 for t in sent)]

@@ -124,20 +124,26 @@ def test_a_sparsifier_keeps_what_it_leaves_out_by_rank_and_shard():
 
 @pytest.mark.slow
 def test_accumulated_gradients_of_replicas_are_one_step():
-    """`accumulate` around it adds up microbatches: fewer steps, the same examples."""
-    whole = model.batches(3, examples=4)
+    """`accumulate` adds up microbatches: fewer steps, the same examples.
+
+    By `optax.partition`: "b" is exchanged in every step, and "w" by rounds.
+    """
+    whole = model.batches(4, examples=4)
     cut = lambda batch, part: {
         k: x.reshape(RANKS, 2, 2, -1)[:, part].reshape(RANKS * 2, -1)
         for k, x in batch.items()
     }
-    halves = [cut(batch, part) for batch in whole for part in range(2)]
-    tx = lambda: sparsejax.local_steps(INNER(), every=3, axis_name="replica")
-    micro = Run(sparsejax.accumulate(tx(), every=2, axis_name="replica"), "auto")
-    run = Run(tx(), "auto")
-    micro.train(halves)
-    run.train(whole)
+
+    def made(axis_name):
+        rounds = sparsejax.local_steps(optax.sgd(0.05), every=3, axis_name=axis_name)
+        each = optax.chain(sparsejax.dense_sync(axis_name), optax.sgd(0.05))
+        return optax.partition({"w": rounds, "b": each}, {"w": "w", "b": "b"})
+
+    tx = sparsejax.accumulate(made("replica"), every=2, axis_name="replica")
+    run, alone = Run(tx, "auto"), model.train(made(None), whole)
+    run.train([cut(batch, part) for batch in whole for part in range(2)])
     for name, x in run.params.items():
-        np.testing.assert_allclose(micro.params[name], x, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(x, alone.params[-1][name][0], rtol=1e-4, atol=1e-6)
 
 
 def test_what_is_no_stack_of_gradients_is_refused():
@@ -163,59 +169,3 @@ def test_what_is_no_stack_of_gradients_is_refused():
         grads = {**own, "w": zero}
         with pytest.raises(errors.ArgumentError, match=r"'w' is sharded .*'replica'"):
             tx.update(grads, run.state, run.params)
-
-
-def test_the_parameters_of_all_ranks_are_the_anchor_and_their_offsets():
-    run = Run(sparsejax.local_steps(INNER(), every=3, axis_name="replica"), "explicit")
-    run.train(model.batches(2))
-    with jax.set_mesh(run.mesh):
-        own = jax.jit(lambda *given: sparsejax.local(given[0], "replica", given[1]))(
-            run.params, run.state
-        )
-    for name, x in run.params.items():
-        wanted = np.asarray(x) + np.asarray(run.state.offset.value[name])
-        assert wanted.shape == (RANKS, *x.shape)
-        np.testing.assert_array_equal(own[name].value, wanted)
-    assert own["w"].spec == SPECS["w"]
-
-
-@pytest.mark.slow
-def test_parameters_outside_of_it_are_exchanged_in_every_step():
-    """`optax.partition`: "b" by a mean of gradients, "w" by rounds."""
-    every = optax.chain(sparsejax.dense_sync("replica"), optax.sgd(0.05))
-    rounds = sparsejax.local_steps(optax.sgd(0.05), every=3, axis_name="replica")
-    tx = optax.partition({"a": rounds, "b": every}, {"w": "a", "b": "b"})
-    run, given = Run(tx, "auto"), model.batches(4)
-    inside = optax.partition(
-        {
-            "a": sparsejax.local_steps(optax.sgd(0.05), every=3),
-            "b": optax.chain(sparsejax.dense_sync(), optax.sgd(0.05)),
-        },
-        {"w": "a", "b": "b"},
-    )
-    alone = model.train(inside, given)
-    np.testing.assert_allclose(run.train(given), alone.losses, rtol=1e-5)
-    for name, x in run.params.items():
-        np.testing.assert_allclose(x, alone.params[-1][name][0], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_other_replicas(tmp_path):
-    tx = lambda: sparsejax.local_steps(INNER(), every=3, axis_name="replica")
-    run = Run(tx(), "explicit")
-    run.train(model.batches(2))
-    sparsejax.save(tmp_path / "run", {"params": run.params, "state": run.state})
-    more = Run(tx(), "explicit", replicas=4)
-    like = {"params": more.params, "state": more.state}
-    found = sparsejax.restore(tmp_path / "run", like)
-    for name, x in run.params.items():
-        np.testing.assert_array_equal(found["params"][name], x)
-        mean = np.asarray(run.state.offset.value[name], np.float64).mean(0)
-        offset = found["state"].offset.value[name]
-        np.testing.assert_allclose(offset, np.stack([mean] * 4), rtol=1e-6, atol=1e-9)
-        wanted = jax.NamedSharding(more.mesh, P("replica", *SPECS[name]))
-        assert offset.sharding.is_equivalent_to(wanted, offset.ndim)
-    more.params, more.state = found["params"], found["state"]
-    (batch,) = model.batches(1, examples=4)
-    more.train([{k: x[:8] for k, x in batch.items()}])
-    assert (np.asarray(more.params["w"]) != np.asarray(run.params["w"])).any()

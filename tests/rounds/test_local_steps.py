@@ -8,7 +8,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax.state.per_rank import PerRank, find
 from tests import helpers
 from tests.rounds import model
 from tests.rounds.model import EVERY, RANKS
@@ -47,32 +46,6 @@ def test_one_step_a_round_is_data_parallelism():
     np.testing.assert_allclose(run.losses, plain.losses, rtol=1e-5)
     for name, x in plain.params[-1].items():
         np.testing.assert_allclose(run.params[-1][name], x, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_what_ranks_have_moved_moves_the_anchor_or_is_a_residual():
-    with jax.enable_x64(True):
-        given = model.batches(ROUNDS * EVERY, np.float64)
-        tx = sparsejax.local_steps(
-            optax.sgd(0.05, momentum=0.9), every=EVERY, outer=optax.sgd(0.5), sync=sparse()
-        )
-        run = model.train(tx, given)
-        residuals = sparsejax.residuals(run.state)
-        optimizers = [model.Sgd() for _ in range(RANKS)]
-        anchor = model.first(np.float64)
-        moved = {name: 0.0 for name in anchor}
-        for number in range(ROUNDS):
-            steps = given[number * EVERY : (number + 1) * EVERY]
-            left = model.inner_round(anchor, optimizers, steps)
-            moved = {k: x + sum(one[k] for one in left) for k, x in moved.items()}
-            anchor = {k: x[0] for k, x in run.params[(number + 1) * EVERY - 1].items()}
-        for name, x in model.first(np.float64).items():
-            given_to_outer = (x - anchor[name]) / 0.5
-            held = np.asarray(residuals[name]).sum(0)
-            assert np.abs(held).max() > 0
-            np.testing.assert_allclose(
-                RANKS * given_to_outer + held, moved[name], rtol=1e-9, atol=1e-12
-            )
 
 
 @pytest.mark.slow
@@ -120,17 +93,6 @@ def test_nothing_is_sent_within_a_round_and_one_sum_at_its_end():
     compiled = step.lower(params, state, given).compile()
     found = helpers.compiled_collectives(compiled, mesh)
     assert [(one.opcode, one.path) for one in found] == [("all-reduce", ("conditional",))]
-
-
-def test_metrics_count_one_exchange_a_round():
-    tx = sparsejax.local_steps(optax.sgd(0.05), every=EVERY)
-    run = model.train(tx, model.batches(2 * EVERY + 1))
-    assert float(sparsejax.metrics(run.state)["sync/exchanges"]) == 2
-    found = find(run.state, PerRank)
-    assert {type(one).__name__ for one in found} == {"RankState"}
-    specs = sparsejax.state_specs(run.state)
-    assert specs.offset.value == {"w": P("data"), "b": P("data")}
-    assert specs.step == P()
 
 
 def test_a_half_precision_anchor_has_offsets_in_float32():
@@ -202,32 +164,6 @@ def test_a_rank_with_a_nan_is_left_out_by_itself_or_with_all(guard):
     if guard == "all":
         assert int(sparsejax.metrics(run.state)["skip/skipped"]) == 1
         assert not np.asarray(run.state.inner.offset.value["w"]).any()
-
-
-@pytest.mark.slow
-def test_a_scan_over_steps_carries_the_state():
-    """The types of what varies over the ranks are the same after a step as before it."""
-    given = model.batches(2 * EVERY + 1)
-    tx = sparsejax.local_steps(optax.adam(0.02), every=EVERY, sync=sparse())
-    mesh = helpers.mesh_of(RANKS)
-    params = helpers.placed(model.first(), mesh, P())
-    state = sparsejax.init(tx, params, mesh)
-    specs = sparsejax.state_specs(state)
-
-    def step(carry, batch):
-        params, state = carry
-        own = sparsejax.local(params, "data", state)
-        updates, state = tx.update(jax.grad(model.loss_fn)(own, batch), state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    on_rank = lambda carry, batches: jax.lax.scan(step, carry, batches)[0]
-    of = {"in_specs": ((P(), specs), P(None, "data")), "out_specs": (P(), specs)}
-    scan = jax.jit(helpers.shard_map(on_rank, mesh=mesh, **of))
-    params, state = scan((params, state), jax.tree.map(lambda *x: np.stack(x), *given))
-    run = model.train(tx, given)
-    for name, x in params.items():
-        np.testing.assert_allclose(x, run.params[-1][name][0], rtol=1e-5, atol=1e-7)
-    assert int(state.step) == 2 * EVERY + 1
 
 
 def test_a_forecast_is_of_one_exchange_a_round():

@@ -65,9 +65,9 @@ def test_fragments_have_owners_each():
 
 
 @pytest.mark.slow
-def test_what_owners_hold_goes_to_other_replicas(tmp_path):
+def test_what_owners_and_ranks_hold_goes_to_other_replicas(tmp_path):
     run = test_in_jit.Run(made("replica"), "explicit")
-    run.train(model.batches(4))
+    run.train(model.batches(3))
     sparsejax.save(tmp_path / "run", {"params": run.params, "state": run.state})
     more = test_in_jit.Run(made("replica"), "explicit", replicas=4)
     like = {"params": more.params, "state": more.state}
@@ -81,6 +81,14 @@ def test_what_owners_hold_goes_to_other_replicas(tmp_path):
             np.testing.assert_array_equal(old[:, :rows], new[:, :rows])
             assert not old[:, rows:].any()
             assert not new[:, rows:].any()
+    for name, x in run.params.items():
+        np.testing.assert_array_equal(found["params"][name], x)
+        mean = np.asarray(run.state.offset.value[name], np.float64).mean(0)
+        offset = found["state"].offset.value[name]
+        np.testing.assert_allclose(offset, np.stack([mean] * 4), rtol=1e-6, atol=1e-9)
+        wanted = more.state.offset.value[name].sharding
+        assert offset.sharding.is_equivalent_to(wanted, offset.ndim)
+        assert mean.any()
 
 
 def by_shard(held):

@@ -35,7 +35,7 @@ def anchors(optimizer, given, values, over):
 
 @pytest.mark.parametrize(
     ("values", "over"),
-    [("2bit", "senders"), *helpers.slow(("2bit-bins", "ranks"), ("float32", "ranks"))],
+    [("2bit", "senders"), *helpers.slow(("float32", "ranks"))],
 )
 def test_five_rounds_are_those_of_the_formulas(values, over):
     given = model.batches(ROUNDS * EVERY)

@@ -22,7 +22,7 @@ SHAPES = {"kernel": (5,), "other": (60, WIDTH), "table": (HEIGHT, WIDTH)}
 
 
 @functools.cache
-def program(n, check_vma=True):
+def program(n, check_vma):
     """A step of SGD on ranks: the parameters, and how long the lists of rows were."""
     rules = {"other|table": "row", "": "sparse"}
     tx = optax.chain(sparsejax.zen_sync(rules=rules), lazy(optax.sgd(1.0)))
@@ -65,7 +65,9 @@ def ids_of(n, distinct):
     return rng.permuted(ids, axis=1).astype(np.int32)
 
 
-def check(n, check_vma=True):
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "check_vma"), [(1, False), (3, True)])
+def test_rows_that_fit_and_rows_that_do_not_are_the_same_step(n, check_vma):
     run = program(n, check_vma)
     rng = np.random.default_rng(n)
     for distinct, fits in ((ROOM - 1, True), (ROOM, True), (ROOM + 1, False), (15, False)):
@@ -91,24 +93,14 @@ def check(n, check_vma=True):
             np.testing.assert_allclose(after, found / (HEIGHT + 60), rtol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 3])
-def test_rows_that_fit_and_rows_that_do_not_are_the_same_step(n):
-    check(n)
-
-
-@pytest.mark.slow
-def test_without_checking_types():
-    check(3, check_vma=False)
-
-
 TALL, IDS, SHORT = (10_000_000, 16), 16_384, 1_024
 
 
 @pytest.mark.slow
-def test_both_ways_update_in_place_and_what_is_for_one_is_not_computed_for_the_other():
-    """Of a table of 640 MB no copy; in front of the loops no list is summed up."""
-    params = {"table": jax.ShapeDtypeStruct(TALL, jnp.float32)}
+def test_what_is_for_one_way_is_not_computed_for_the_other():
+    """In front of the loops no list is summed up."""
+    shape = 10_000, 16
+    params = {"table": jax.ShapeDtypeStruct(shape, jnp.float32)}
     tx = optax.chain(sparsejax.zen_sync(), lazy(optax.adam(1e-3)))
 
     def update(grads, params, state):
@@ -116,23 +108,16 @@ def test_both_ways_update_in_place_and_what_is_for_one_is_not_computed_for_the_o
         return sparsejax.apply_updates(params, updates), state
 
     def step(params, state, ids, rows):
-        grads = {"table": RowGrads.marked(ids[0], rows[0], TALL)}
-        return within_capacity(update, grads, params, state, capacity=SHORT)
+        grads = {"table": RowGrads.marked(ids[0], rows[0], shape)}
+        return within_capacity(update, grads, params, state, capacity=64)
 
-    mapped = helpers.shard_map(
-        step,
-        mesh=helpers.mesh_of(2),
-        in_specs=(P(), P(), P("data"), P("data")),
-        out_specs=P(),
-    )
+    specs = {"in_specs": (P(), P(), P("data"), P("data")), "out_specs": P()}
+    mapped = helpers.shard_map(step, mesh=helpers.mesh_of(2), **specs)
+    ids = jax.ShapeDtypeStruct((2, 1024), jnp.int32)
+    rows = jax.ShapeDtypeStruct((2, 1024, 16), jnp.float32)
     state = jax.eval_shape(tx.init, params)
-    ids = jax.ShapeDtypeStruct((2, IDS), jnp.int32)
-    rows = jax.ShapeDtypeStruct((2, IDS, TALL[1]), jnp.float32)
-    lowered = jax.jit(mapped, donate_argnums=(0, 1)).lower(params, state, ids, rows)
-    compiled = lowered.compile()
-    text, memory = compiled.as_text(), compiled.memory_analysis()
-    assert memory.temp_size_in_bytes < 4 * TALL[0]
-    assert not re.findall(rf"= \w+\[{TALL[0]}[^=]*copy\(.*", text)
+    jitted = jax.jit(mapped, donate_argnums=(0, 1))
+    text = jitted.lower(params, state, ids, rows).compile().as_text()
     entry = re.search(r"\nENTRY [^\n]*\n(.*?)\n}", text, re.DOTALL)
     made = re.findall(r"= f32\[(\d+),16\]\S* (\S+?)\(", entry[1])
     passed = {"parameter", "get-tuple-element", "bitcast", "copy"}
@@ -170,10 +155,3 @@ def test_a_capacity_that_cannot_be_is_refused(capacity, error, match):
 def test_a_capacity_without_rows_is_refused():
     with pytest.raises(errors.ArgumentError, match=r"no gradient is RowGrads.*\.lazy"):
         within_capacity(lambda g, x: x, {"w": jnp.ones(2)}, 0.0, capacity=5)
-
-
-def test_ids_that_were_computed_with_are_refused():
-    ids = jnp.zeros(5, jnp.int32)
-    grads = jax.tree.map(lambda x: 2 * x, RowGrads.marked(ids, jnp.ones((5, 2)), (9, 2)))
-    with pytest.raises(errors.ArgumentError, match="the ids of these RowGrads were chang"):
-        within_capacity(lambda g, x: x, grads, 0.0, capacity=3)

@@ -22,10 +22,7 @@ RANKS = 4
 BATCH = (np.arange(RANKS)[:, None, None] * 6 + IDS * 7 + 1) % HEIGHT
 
 NAMES = ["scaled_by_a_parameter", "scan_of_remat", "tied", "twice"]
-MORE_NAMES = [
-    *("fill_behind_a_scale", "hard_negatives", "remat_of_a_closure", "scan_in_scan"),
-    *("scan_that_carries_the_table", "several_rows_each"),
-]
+MORE_NAMES = ["fill_behind_a_scale", "scan_in_scan", "several_rows_each_or_none"]
 # A parameter that is read in one branch and is replicated is summed over the ranks inside
 # of it by `jax.grad`, and ranks that take another one wait for it for ever.
 WITH_BRANCHES = ["cond_of_operands", "scan_of_switch"]

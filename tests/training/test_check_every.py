@@ -121,9 +121,6 @@ def test_residuals_that_differ_by_rank_are_no_difference():
     trainer().step(state._replace(step=state.step + 0), BATCH)
 
 
-def test_nothing_is_compared_unless_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr(train_state, "check_replicas", None)
-    checked = train_state.Checked(None, "data")
-    checked.before(first())
+def test_a_number_of_steps_is_positive():
     with pytest.raises(ArgumentError, match="check_every must be a positive int or None"):
         sparsejax.data_parallel(loss_fn, optax.sgd(1.0), helpers.mesh_of(2), check_every=0)

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax.errors import ArgumentError, LeafError, StateError
+from sparsejax.errors import ArgumentError, StateError
 from sparsejax.state.per_rank import PerRank
 from tests.helpers import grid, mesh_of
 from tests.training import model
@@ -99,14 +99,9 @@ def test_another_axis_may_shard_the_parameters(kinds):
         changed = {"w": variables["w"] + jnp.mean(batch)}
         return jax.lax.psum(params["w"].sum(), "model") * jnp.mean(batch), changed
 
-    state, (after, _) = traced(
-        loss,
-        grid(data=2, model=2),
-        {"w": np.ones(4, np.float32)},
-        {"w": P("model")},
-        {"w": np.ones(4, np.float32)},
-        variables=kinds,
-    )
+    w = {"w": np.ones(4, np.float32)}
+    given = grid(data=2, model=2), w, {"w": P("model")}, w
+    state, (after, _) = traced(loss, *given, variables=kinds)
     shapes = lambda state: [leaf.shape for leaf in jax.tree.leaves(state)]
     assert shapes(state) == shapes(after)
     assert {"mean": (4,), "by_rank": (2, 4)}[kinds] in shapes(state.variables)
@@ -118,14 +113,7 @@ def test_another_axis_may_shard_the_parameters(kinds):
     with pytest.raises(
         ArgumentError, match="'w' that loss_fn returns differs over 'model'"
     ):
-        traced(
-            by_shard,
-            grid(data=2, model=2),
-            {"w": np.ones(4, np.float32)},
-            {"w": P("model")},
-            {"w": np.ones(4, np.float32)},
-            variables=kinds,
-        )
+        traced(by_shard, *given, variables=kinds)
 
 
 @pytest.mark.parametrize(
@@ -197,13 +185,3 @@ def test_what_is_not_alike_is_an_error_that_names_the_variable(change, options, 
 
     with pytest.raises(ArgumentError, match=match):
         traced(loss, **options)
-
-
-@pytest.mark.parametrize("leaf", [np.int32(1), True, jax.random.key(0)])
-def test_a_parameter_without_a_gradient_is_told_to_be_a_variable(leaf):
-    sent = optax.chain(sparsejax.dense_sync(), optax.sgd(0.5))
-    tx = optax.masked(sent, {"w": True, "n": False})
-    loss = lambda params, batch: jnp.mean(params["w"] * batch)
-    trainer = sparsejax.data_parallel(loss, tx, mesh_of(2))
-    with pytest.raises(LeafError, match=r"parameter 'n' is .*init\(params, variables="):
-        trainer.init({"w": np.float32(1), "n": leaf})

@@ -12,22 +12,14 @@ import sys
 
 import jax
 
+from tests.helpers import processes
+
 
 PROCESSES = 2
 
 
 def main(out, coordinator=None, rank=0):
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 4 if coordinator is None else 2)
-    if coordinator is not None:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(
-            coordinator,
-            PROCESSES,
-            rank,
-            initialization_timeout=60,
-            heartbeat_timeout_seconds=60,
-        )
+    processes.take_part(PROCESSES, 4, coordinator, rank)
     # After the backend is settled: these make arrays.
     import numpy as np
     import optax

@@ -16,7 +16,6 @@ from tests.helpers import mesh_of
 
 STEPS = 3
 OPTIMIZERS = {
-    "sgd": optax.sgd(0.1, momentum=0.9),
     "adam": optax.adamw(1e-2),
     "adagrad": optax.adagrad(0.1),
 }
@@ -50,7 +49,7 @@ def trained(n, optimizer, order, sync="dense", steps=STEPS):
     ("n", "optimizer", "sync"),
     [
         (2, "adam", "dense"),
-        *helpers.slow((2, "sgd", "dense"), (4, "adagrad", "zen")),
+        *helpers.slow((4, "adagrad", "zen")),
     ],
 )
 def test_it_is_training_without_it(n, optimizer, sync):
