@@ -54,12 +54,6 @@ def test_rows_of_an_earlier_run_are_kept_with_who_measured_them(results):
     assert [run["command"] for run in head["kept"]] == ["first", "second"]
 
 
-def test_where_nothing_was_measured_before_there_is_nothing_to_keep(results):
-    head, rows = written("first", [{"ms": 1}], ["ms"])
-    assert rows == [{"ms": 1}]
-    assert "kept" not in head
-
-
 def test_without_keys_a_file_is_replaced(results):
     written("first", [{"hosts": 2, "ms": 1}])
     head, rows = written("second", [{"hosts": 4, "ms": 3}])
@@ -70,7 +64,6 @@ def test_without_keys_a_file_is_replaced(results):
 @pytest.mark.parametrize(
     ("argv", "command"),
     [
-        ([], "python -m benchmarks.nothing"),
         (["--hosts", "2", "4", "--share", "0.5"], "python -m benchmarks.nothing"),
         (
             ["one", "--hosts", "16", "--more-rates", "--plot"],

@@ -24,7 +24,7 @@ from tests.helpers import WIRE
 
 # --- Schemes that are built.
 
-UNITS, DENSITY = 1 << 17, 0.02
+UNITS, DENSITY, RANKS = 1 << 17, 0.02, 4
 BUILT = {
     "all_reduce": (schemes.AllReduce(), cost_model.all_reduce),
     "balanced_parallelism": (
@@ -55,25 +55,13 @@ BUILT = {
 }
 
 
-# Made of the same messages.
-LIKE_OTHERS = (
-    *("balanced_parallelism_with_bitmap", "sparcml", "sparcml_split", "sparcml_dense"),
-    *("ag_sparse", "sparse_ps"),
-)
-
-
 def split_and_dense(load):
     """A set on the way in, the dense array on the way back (SparCML's DSAR)."""
     return load.set_bytes + load.dense_bytes
 
 
-RANKS = [2, *helpers.slow(8)]
-
-
-@functools.cache
-def runner(name, n):
+def runner(scheme, n):
     """What a scheme sends on n ranks and the sum's density, compiled once."""
-    scheme, _ = BUILT[name]
 
     def run(x):
         traffic = helpers.call(scheme, x, helpers.init(scheme, x)).traffic
@@ -105,47 +93,37 @@ def workload(overlap, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", ["same", "disjoint", "independent"])
-@pytest.mark.parametrize(
-    ("name", "n"),
-    [
-        *((name, 2) for name in BUILT if name not in LIKE_OTHERS),
-        *helpers.slow(*((name, 2) for name in LIKE_OTHERS)),
-        *helpers.slow(*((name, n) for name in BUILT for n in (8,))),
-    ],
-)
-def test_a_run_needs_the_bytes_of_its_formula(name, n, overlap):
-    x = gradients(overlap, n)
-    payload, sent, density = runner(name, n)(x)
-    load = workload(overlap, n)
-    # 2%: a header of 4 bytes a message is 0.2% of the shortest one, and of random sets the
-    # fullest partial sum is a little fuller than the mean one.
-    assert payload[0] == pytest.approx(BUILT[name][1](load).bytes, rel=0.02)
-    assert sent[0] >= payload[0]
-    if name != "all_reduce":  # which does not look
-        assert density[0] == pytest.approx(load.density * load.gamma(n), rel=0.02)
+@pytest.mark.parametrize("name", BUILT)
+def test_a_run_needs_the_bytes_of_its_formula(name):
+    scheme, formula = BUILT[name]
+    run = runner(scheme, RANKS)
+    for overlap in ("same", "disjoint", "independent"):
+        payload, sent, density = run(gradients(overlap, RANKS))
+        load = workload(overlap, RANKS)
+        # 2%: a header of 4 bytes a message is 0.2% of the shortest one, and of random sets
+        # the fullest partial sum is a little fuller than the mean one.
+        assert payload[0] == pytest.approx(formula(load).bytes, rel=0.02)
+        assert sent[0] >= payload[0]
+        if name != "all_reduce":  # which does not look
+            assert density[0] == pytest.approx(load.density * load.gamma(RANKS), rel=0.02)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", RANKS)
-def test_a_broadcast_by_all_servers_at_once_sends_less_than_its_formula(n):
+def test_a_broadcast_by_all_servers_at_once_sends_less_than_its_formula():
     """In the paper servers broadcast one after another, each with a scatter of its own."""
-    scheme = schemes.SparsePS("broadcast")
-    run = helpers.ranked(lambda x: helpers.call(scheme, x).traffic.payload, n)
-    load = workload("independent", n)
-    formula = cost_model.sparse_ps_broadcast(load).bytes
-    payload = run(gradients("independent", n))[0]
+    n, load = RANKS, workload("independent", RANKS)
+    run = runner(schemes.SparsePS("broadcast"), n)
+    payload = run(gradients("independent", n))[0][0]
     push = (n - 1) / n * load.set_bytes
     pull = (n - 1) / n * (1 + 1 / n) * load.sum_bytes
     assert payload == pytest.approx(push + pull, rel=0.02)
-    assert payload <= formula * 1.02
+    assert payload <= cost_model.sparse_ps_broadcast(load).bytes * 1.02
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", RANKS)
-def test_omni_reduce_sends_the_blocks_of_its_formula(n):
-    block, scheme = 64, schemes.OmniReduce(block=64)
-    run = helpers.ranked(lambda x: helpers.call(scheme, x).traffic.payload, n)
+def test_omni_reduce_sends_the_blocks_of_its_formula():
+    n, block = RANKS, 64
+    run = runner(schemes.OmniReduce(block=block), n)
     # Whole blocks, one in fifty, so that their density is exact.
     rng = np.random.default_rng(0)
     count, blocks = 40, UNITS // block
@@ -155,21 +133,21 @@ def test_omni_reduce_sends_the_blocks_of_its_formula(n):
     x = np.repeat(mask, block, axis=1).astype(np.float32)
     growth = [
         np.mean([mask[i : i + k].any(0).sum() for i in range(0, n, k)]) / count
-        for k in (2, 4, 8)
-        if k <= n
+        for k in (2, 4)
     ]
     load = workload("independent", n)
     formula = cost_model.omni_reduce(load, block, count / blocks, tuple(growth)).bytes
     # Offsets and headers come on top: 4 bytes to a block of 256.
-    assert formula <= run(x)[0] <= formula * 1.03
+    assert formula <= run(x)[0][0] <= formula * 1.03
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [3, 5, 6])
+@pytest.mark.parametrize("n", [3, 6])
 def test_ranks_beyond_a_power_of_two_fold_as_in_our_scheme(n):
     """Disjoint sets, whose ratios between the known points are exact."""
     load = workload("disjoint", n)
-    payload, _, _ = runner("hierarchical_centralization", n)(gradients("disjoint", n))
+    scheme, _ = BUILT["hierarchical_centralization"]
+    payload, _, _ = runner(scheme, n)(gradients("disjoint", n))
     cost = cost_model.hierarchical_centralization(load)
     assert payload[0] == pytest.approx(cost.bytes, rel=0.02)
     # A fold, 1 or 2 swaps, an unfold.
@@ -418,7 +396,7 @@ WRITTEN = {
     "Ok-Topk, high": (high(cost_tables.ok_topk(K, N)), ok_topk_high, 1 + 1 + 3),
     "SparDL": (cost_tables.spar_dl(K, N), spar_dl, 0),
 }
-for teams in (1, 2, 4, 8):
+for teams in (1, 2, 4):
     WRITTEN[f"R-SAG, {teams} teams"] = (
         cost_tables.spar_dl_r_sag(K, N, teams),
         functools.partial(r_sag, teams=teams),
@@ -469,7 +447,7 @@ def test_an_algorithm_sends_the_bytes_and_messages_of_its_formula(name):
     assert found.rounds == formula.rounds - more_rounds
 
 
-@pytest.mark.parametrize("n", [3, 5, 6, 7])
+@pytest.mark.parametrize("n", [3, 6, 7])
 def test_spar_dl_needs_no_power_of_two(n):
     k = 5 * 6 * 7 * 8
 
@@ -484,12 +462,6 @@ def test_spar_dl_needs_no_power_of_two(n):
     found, formula = counted(algorithm, n), cost_tables.spar_dl(k, n)
     assert found.bytes == pytest.approx(formula.bytes)
     assert found.rounds == formula.rounds
-
-
-def test_a_hash_bitmap_is_a_bit_for_every_unit():
-    # n servers send |G|/n bits each, in words of 32.
-    found = counted(lambda words: [N * send(words, NUMBERS // N // 32, ahead(1))])
-    assert found.bytes == cost_model.hash_bitmap(LOAD).bytes == NUMBERS / 8
 
 
 # --- Arithmetic by hand.
@@ -512,12 +484,6 @@ def test_two_ranks_by_hand():
         "sparse_ps": (2, pytest.approx(80 + 120)),
         "sparse_ps_broadcast": (3, pytest.approx(80 + 120)),
     }
-
-
-def test_time_is_messages_and_bytes():
-    # 3 messages of 1 ms, 500 bytes at 1000 bytes a second.
-    assert Cost(3, 500).time(0.001, 1000) == pytest.approx(0.503)
-    assert cost_model.total(Cost(3, 500), Cost(1, 20)) == (4, 520)
 
 
 def test_one_rank_sends_nothing():
@@ -544,7 +510,7 @@ def test_growth_between_known_points_is_a_power():
 # --- What the papers say about their formulas.
 
 
-@pytest.mark.parametrize("n", [2, 4, 16, 128])
+@pytest.mark.parametrize("n", [2, 16])
 def test_zen_on_sets_without_overlap_and_on_equal_sets(n):
     """Zen 2.3: 1 + 1/n between the optima, and log2 n against 2 (n - 1)/n."""
     apart = Workload.disjoint(n, 10**6, 4, 1e-3)
@@ -560,19 +526,14 @@ def test_zen_on_sets_without_overlap_and_on_equal_sets(n):
     assert balanced == pytest.approx(2 * (n - 1) / n)
 
 
-def power(n, exponent, density=1e-3):
-    """Sets whose sums grow like a power of the number of ranks."""
-    growth = tuple(float(2 << i) ** exponent for i in range(n.bit_length() - 1))
-    return Workload(n, 10**6, 4, density, growth)
-
-
 def test_zen_on_nmt_with_eight_gpus_and_one_sentence():
     """Zen 2.4: SparCML beats AGsparse by 4% and Balanced Parallelism by 9%.
 
     Without any overlap they would be 0% and 12.5%. One growth gives both numbers: that
     where two ranks share 5% of their units.
     """
-    load = power(8, math.log2(1.95))
+    growth = tuple(1.95**i for i in (1, 2, 3))
+    load = Workload(8, 10**6, 4, 1e-3, growth)
     best = cost_model.hierarchical_centralization(load).bytes
     # Rounded to whole percents.
     assert cost_model.ag_sparse(load).bytes / best == pytest.approx(1.04, abs=0.005)
@@ -580,19 +541,6 @@ def test_zen_on_nmt_with_eight_gpus_and_one_sentence():
         1.09, abs=0.005
     )
     assert cost_model.zen_optimum(load) == "hierarchical"
-
-
-def test_zen_on_sixteen_ranks_that_share_five_percent():
-    """Zen 2.3: at 16 ranks Balanced Parallelism is better if two share only 5%.
-
-    So it is for sets drawn at random. It is not if all ranks share the same 5%.
-    """
-    drawn = Workload.independent(16, 10**6, 4, 0.05)
-    assert drawn.gamma(2) == pytest.approx(1.95)
-    assert cost_model.zen_optimum(drawn) == "balanced"
-    core = tuple(k - 0.05 * (k - 1) for k in (2, 4, 8, 16))
-    shared = Workload(16, 10**6, 4, 0.01, core)
-    assert cost_model.zen_optimum(shared) == "hierarchical"
 
 
 def test_zen_on_nmt_with_a_batch_of_64():
@@ -608,18 +556,6 @@ def test_zen_on_nmt_with_a_batch_of_64():
     assert cost_model.balanced_parallelism(load).bytes == pytest.approx(2 * ideal)
 
 
-def test_zen_proves_balanced_parallelism_the_best_with_parallelism():
-    """Appendix B.1: no scheme with Parallelism sends less, whatever growth and skewness."""
-    for load in (SKEWED, LOAD, Workload.same(N, 100, 4, 0.1), power(N, 1.0), power(N, 0.3)):
-        best = cost_model.balanced_parallelism(load).bytes * (1 - 1e-9)
-        push = (N - 1) / N * load.set_bytes * (1 - 1e-9)
-        assert cost_model.sparse_ps(load).bytes >= best
-        assert cost_model.sparse_ps_broadcast(load).bytes > best
-        assert by_tree(load).bytes > best
-        assert cost_model.ring_parallelism_push(load).bytes >= push
-        assert cost_model.hierarchy_parallelism_push(load).bytes >= push
-
-
 def test_theorem_1_chooses():
     choose = cost_model.zen_optimum
     assert choose(Workload.same(8, 10**6, 4, 0.01)) == "balanced"
@@ -630,25 +566,6 @@ def test_theorem_1_chooses():
     assert choose(Workload.same(8, 10**6, 4, 0.49)) == "balanced"
     # Rows of 128 numbers: an index hardly counts.
     assert choose(Workload.same(8, 10**6, 512, 0.9)) == "balanced"
-
-
-def test_embrace_prefers_all_to_all():
-    """EmbRace 4.1.2: never slower than AllReduce or PS; at few ranks AllGather may win."""
-    for ranks, nodes in ((4, 4), (8, 2), (16, 16)):
-        found = cost_tables.embrace_all_to_all(1e8, 0.1, ranks)
-        for other in (
-            cost_tables.embrace_all_reduce(1e8, ranks),
-            cost_tables.embrace_ps(1e8, 0.1, ranks, nodes),
-        ):
-            assert found.rounds <= other.rounds
-            assert found.bytes < other.bytes
-    two = cost_tables.embrace_all_to_all(1e8, 0.1, 2)
-    gathered = cost_tables.embrace_all_gather(1e8, 0.1, 2)
-    assert two.time(1e-5, 1e9) - gathered.time(1e-5, 1e9) == pytest.approx(1e-5)
-    # Half as many servers, twice the bytes at each.
-    assert cost_tables.embrace_ps(1e8, 0.1, 8, 4, 2).bytes == pytest.approx(
-        2 * cost_tables.embrace_ps(1e8, 0.1, 8, 4).bytes
-    )
 
 
 def test_dragonn_saves_what_the_two_models_differ_by():
@@ -665,19 +582,7 @@ def test_dragonn_saves_what_the_two_models_differ_by():
     assert full.rounds - cost.rounds == 19
 
 
-def test_spar_dl_on_two_teams_saves_a_round_for_nothing():
-    """SparDL III-D: with d = 2, one round less and the same bytes; for B-SAG, at most."""
-    alone = cost_tables.spar_dl(K, 16)
-    teams = cost_tables.spar_dl_r_sag(K, 16, 2)
-    least, most = cost_tables.spar_dl_b_sag(K, 16, 2)
-    assert alone.rounds - 1 == teams.rounds == least.rounds == most.rounds
-    assert teams.bytes == most.bytes == pytest.approx(alone.bytes)
-    assert least.bytes < most.bytes
-    # 6 ranks in 3 teams: a round in each team, 2 between them, one back.
-    assert [c.rounds for c in cost_tables.spar_dl_b_sag(K, 6, 3)] == [4, 4]
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 6, 12])
+@pytest.mark.parametrize("d", [1, 3])
 def test_the_lower_bound_that_spar_dl_prints_leaves_out_a_step(d):
     """Table I and equation (10) have d**2 where the sum of (6), (8) and (9) has d * P."""
     p, k = 12, 1200
@@ -689,18 +594,6 @@ def test_the_lower_bound_that_spar_dl_prints_leaves_out_a_step(d):
     assert words[1] == pytest.approx(2 * k * (d * d + 2 * p - 3 * d) / p)
 
 
-def test_ends_come_in_order():
-    for least, most in (
-        cost_tables.topk_dsa(K, NUMBERS, N),
-        cost_tables.ok_topk(K, N),
-        cost_tables.spar_dl_b_sag(K, N, 4),
-    ):
-        assert least.bytes < most.bytes
-        assert least.rounds == most.rounds
-    # Ok-Topk's claim: less than 6k for any number of ranks.
-    assert cost_tables.ok_topk(K, 1000)[1].bytes < 6 * K * 4
-
-
 # --- What cannot be.
 
 
@@ -708,18 +601,12 @@ def test_ends_come_in_order():
     ("change", "message"),
     [
         ({"ranks": 0}, "ranks must be at least 1, got 0"),
-        ({"units": 0}, "units must be at least 1, got 0"),
         ({"unit_bytes": 0}, "unit_bytes must be above 0, got 0"),
-        ({"density": 0.0}, r"density must lie in \(0, 1\], got 0.0"),
         ({"density": 1.5}, r"density must lie in \(0, 1\], got 1.5"),
-        ({"density": math.nan}, "density must lie in"),
         ({"index_bytes": -1}, "index_bytes must be at least 0, got -1"),
-        ({"skewness": 0.5}, r"skewness must lie in \[1, 4\], got 0.5"),
         ({"skewness": 5}, r"skewness must lie in \[1, 4\], got 5"),
         ({"growth": (1.5,)}, r"growth must hold a ratio for each of \(2, 4\) ranks"),
         ({"growth": (1.5, 1.2)}, "growth must not fall.*at 4 ranks.*between 1.5"),
-        ({"growth": (2.5, 3)}, "at 2 ranks it must lie between 1 and 2"),
-        ({"growth": (0.5, 1)}, "at 2 ranks it must lie between 1 and 2"),
         ({"density": 0.5, "growth": (1.5, 3)}, "at 4 ranks it must lie between 1.5 and 2"),
     ],
 )
@@ -734,10 +621,6 @@ def test_a_workload_that_cannot_be_is_refused(change, message):
     ("call", "message"),
     [
         (lambda: LOAD.gamma(9), r"k must lie in \[1, 8\], got 9"),
-        (lambda: LOAD.gamma(0.5), r"k must lie in \[1, 8\], got 0.5"),
-        (lambda: Workload.disjoint(8, 100, 4, 0.3), "growth must not"),
-        (lambda: Workload.independent(8, 100, 4, 0), "density must lie in"),
-        (lambda: Cost(1, 1).time(-1, 1), "alpha must be at least 0, got -1"),
         (lambda: Cost(1, 1).time(0, 0), "bandwidth must be above 0, got 0"),
         (
             lambda: cost_model.sparse_ps_broadcast(LOAD, "chain"),
@@ -747,40 +630,22 @@ def test_a_workload_that_cannot_be_is_refused(change, message):
             lambda: cost_model.hierarchy_parallelism_push(Workload.same(6, 9, 4, 0.1)),
             "ranks must be a power of two, got 6",
         ),
-        (lambda: cost_model.omni_reduce(LOAD, 0, 0.5, GROWTH), "block must be at least 1"),
-        (
-            lambda: cost_tables.embrace_ps(10, 0.1, 4, 8),
-            "nodes must not exceed ranks, got 8 nodes and 4 ranks",
-        ),
         (
             lambda: cost_tables.embrace_ps(10, 0.1, 8, 2, 4),
             "servers must not exceed nodes, got 4 servers and 2 nodes",
         ),
-        (lambda: cost_tables.embrace_all_reduce(0, 8), "size must be above 0, got 0"),
-        (
-            lambda: cost_tables.dragonn_sparse(10, 4, 0, 8),
-            "ratio must be above 0, got 0",
-        ),
-        (lambda: cost_tables.topk_a(0, 8), "k must be at least 1, got 0"),
-        (lambda: cost_tables.dense(0, 8), "numbers must be at least 1, got 0"),
         (
             lambda: cost_tables.topk_dsa(10, 9, 8),
             "numbers must be at least 10, got 9",
         ),
-        (lambda: cost_tables.spar_dl(10, 8, 0), "word_bytes must be above 0"),
         (
             lambda: cost_tables.spar_dl_b_sag(10, 8, 3),
             "teams must divide ranks.*got 3 teams and 8 ranks",
         ),
         (
-            lambda: cost_tables.spar_dl_r_sag(10, 8, 16),
-            "teams must divide ranks.*got 16 teams and 8 ranks",
-        ),
-        (
             lambda: cost_tables.spar_dl_r_sag(10, 6, 3),
             "teams must be a power of two, got 3",
         ),
-        (lambda: cost_tables.spar_dl_b_sag(10, 8, 0), "teams must be at least 1"),
     ],
 )
 def test_an_argument_that_cannot_be_is_refused(call, message):
