@@ -13,9 +13,18 @@ from benchmarks.gpu.context import Context
 from pallas_kernels import backends
 
 
+class Small(Context):
+    """One size, in place of two."""
+
+    def __init__(self, out, part):
+        super().__init__(out, part)
+        self.sizes = self.targets = self.sizes[-1:]
+
+
 @pytest.mark.slow
-def test_what_no_other_test_runs_goes_on_whatever_there_is(tmp_path, capsys):
+def test_what_no_other_test_runs_goes_on_whatever_there_is(tmp_path, monkeypatch, capsys):
     """All parts but the kernels' tests, figure 14, and the two that tests below call."""
+    monkeypatch.setattr(script, "Context", Small)
     assert script.main(["--out", str(tmp_path)]) == 1
     said = "JAX sees no GPU here, only cpu; --any runs all the same"
     assert said in capsys.readouterr().out
@@ -53,6 +62,8 @@ def test_a_rank_alone_is_traced_as_one_of_sixteen(tmp_path, monkeypatch):
     """With its own messages in place of those of others the sum is as dense as theirs."""
     context = Context(tmp_path, "steps")
     monkeypatch.setattr(context, "repeats", 1)
+    sides = (("zen", "reference"), ("agsparse", "reference"))
+    monkeypatch.setattr(steps, "SIDES", sides)
     run, _ = script.PARTS["steps"]
     assert run(context)
     rows = {row["scheme"]: row for row in context.record.rows if row["part"] == "steps"}
@@ -60,7 +71,7 @@ def test_a_rank_alone_is_traced_as_one_of_sixteen(tmp_path, monkeypatch):
     assert rows["zen"]["density"] == pytest.approx(expected, rel=0.03)
     assert rows["agsparse"]["density"] == pytest.approx(0.01, rel=0.05)
     monkeypatch.setattr(steps, "_density", lambda own: 0.5)
-    monkeypatch.setattr(steps, "SIDES", (("zen", "reference"),))
+    monkeypatch.setattr(steps, "SIDES", sides[:1])
     assert not run(context)
 
 
@@ -68,7 +79,8 @@ def test_a_rank_alone_is_traced_as_one_of_sixteen(tmp_path, monkeypatch):
 def test_copies_of_sums_and_two_runs_are_compared_as_bytes_before_all_else(
     tmp_path, monkeypatch
 ):
-    small = {name: (of // 16, *rest) for name, (of, *rest) in copies.LOADS.items()}
+    rows = "rows", "listed rows"
+    small = {name: (copies.LOADS[name][0] // 16, *copies.LOADS[name][1:]) for name in rows}
     monkeypatch.setattr(copies, "LOADS", small)
     assert next(iter(script.PARTS)) == "copies"
     context = Context(tmp_path, "copies")

@@ -90,11 +90,8 @@ def test_zen_trains_as_jax_and_as_one_device(monkeypatch):
     assert zen.sent[f"{table}/wire_bytes"] < 0.3 * zen.sent[f"{table}/dense_bytes"]
 
 
-every_sync = pytest.mark.parametrize("sync", ["zen", *helpers.slow("dense", "dgc")])
-
-
 @pytest.mark.slow
-@every_sync
+@pytest.mark.parametrize("sync", ["zen", "dgc"])
 def test_a_step_is_compiled_once_and_moves_nothing_else(sync):
     with jax.set_mesh(mesh_of_both()):
         step, _, types = ran(sync)
@@ -111,7 +108,7 @@ def collectives(sync):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", ["zen", *helpers.slow("dgc")])
+@pytest.mark.parametrize("sync", ["zen", "dgc"])
 def test_gradients_are_scattered_over_the_fast_axis_once_and_exchanged_over_the_slow(sync):
     """On CPUs a reduce-scatter is an all-to-all and a sum."""
     found, params = collectives(sync)
@@ -146,18 +143,9 @@ def test_gradients_are_scattered_over_the_fast_axis_once_and_exchanged_over_the_
 
 
 @pytest.mark.slow
-def test_a_dense_sum_is_seen_over_both_axes():
-    found, params = collectives("dense")
-    (largest,) = (one for one in found if one.size > FEW and one.axes > REPLICA)
-    assert largest.opcode == "all-reduce"
-    assert largest.size >= sum(x.size for x in jax.tree.leaves(params))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sync", ["zen", "dgc"])
-def test_over_the_slow_axis_goes_what_an_own_shard_map_of_shards_sends(sync):
-    found, params = collectives(sync)
-    mesh, tx = mesh_of_both(), decoder_hsdp.SYNCS[sync]()
+def test_over_the_slow_axis_goes_what_an_own_shard_map_of_shards_sends():
+    found, params = collectives("dgc")
+    mesh, tx = mesh_of_both(), decoder_hsdp.dgc()
     params = nnx.to_pure_dict(params)
     specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, params)
     made_for = {"param_specs": specs, "check_vma": False}
@@ -225,9 +213,8 @@ def halves_of_a_step():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["integers", *helpers.slow("numbers")])
-def test_what_dgc_has_sent_and_what_it_keeps_is_all_that_it_was_given(kind):
-    """By shard and in each element; sums of integers are exact, others to float32."""
+def test_what_dgc_has_sent_and_what_it_keeps_is_all_that_it_was_given():
+    """By shard and in each element, of integers, whose sums are exact."""
     mesh = mesh_of_both()
     params, state, gradients, update = halves_of_a_step()
 
@@ -241,19 +228,16 @@ def test_what_dgc_has_sent_and_what_it_keeps_is_all_that_it_was_given(kind):
     with jax.set_mesh(mesh):
         for tokens in drawn(4):
             partials = gradients(params, placed(tokens, mesh))
-            if kind == "integers":
-                partials = jax.tree.map(rounded, partials)
+            partials = jax.tree.map(rounded, partials)
             updates, state = update(partials, state, params)
             given.append(numbers(partials))
             sent.append(numbers(updates))
             held = numbers(sparsejax.residuals(state))
             first = first or held
-    room = {"integers": 0, "numbers": 1e-6}[kind]
     for leaf, kept in enumerate(held):
         partials = np.stack([step[leaf] for step in given]).astype(np.float64)
         left = partials.sum((0, 1)) - sum(step[leaf].astype(np.float64) for step in sent)
-        error = np.abs(left - kept.astype(np.float64).sum(0))
-        assert (error <= room * np.abs(partials).sum((0, 1))).all()
+        np.testing.assert_array_equal(left, kept.astype(np.float64).sum(0))
         # A replica keeps an element of its gradient, the sum over its shards, or sends it.
         own = given[0][leaf].reshape(4, 2, *kept.shape[1:]).sum(1)
         assert ((first[leaf] == own) | (first[leaf] == 0)).all()
@@ -287,10 +271,7 @@ def test_the_command_line_shows_losses_and_bytes(monkeypatch, capsys):
     ("text", "groups", "axes"),
     [
         ("replica_groups={{0,2},{1,3}}, dimensions={0}", [[0, 2], [1, 3]], REPLICA),
-        ("replica_groups=[2,2]<=[4]", [[0, 1], [2, 3]], FSDP),
         ("replica_groups=[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]], REPLICA),
-        ("replica_groups=mesh['a'=4,'b'=1] {'a'}", [[0, 1, 2, 3]], REPLICA | FSDP),
-        ("replica_groups=mesh['a'=2,'b'=2] {'b'}", [[0, 1], [2, 3]], FSDP),
         (
             "replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}",
             [[0, 2], [1, 3]],
@@ -298,7 +279,6 @@ def test_the_command_line_shows_losses_and_bytes(monkeypatch, capsys):
         ),
         ("replica_groups={}, to_apply=%add", [[0, 1, 2, 3]], REPLICA | FSDP),
         ("source_target_pairs={{0,1},{2,3}}", [[0, 1], [2, 3]], FSDP),
-        ("replica_groups={{0},{1},{2},{3}}", [[0], [1], [2], [3]], frozenset()),
     ],
 )
 def test_the_axes_of_a_collective_are_read_from_its_groups(text, groups, axes):
