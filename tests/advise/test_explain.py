@@ -80,17 +80,9 @@ def test_leaves_that_are_joined_are_one_row_with_one_latency():
     assert joined.latencies == 8
 
 
-@pytest.mark.parametrize(
-    "tx",
-    [
-        lambda d: optax.chain(sparsejax.dgc(d), sparsejax.zen_sync()),
-        lambda d: optax.masked(
-            optax.chain(sparsejax.dgc(d), sparsejax.zen_sync()),
-            {"kernel": True, "bias": False},
-        ),
-    ],
-)
-def test_a_sparsifier_says_how_sparse_it_is(tx):
+def test_a_sparsifier_says_how_sparse_it_is():
+    inner = lambda d: optax.chain(sparsejax.dgc(d), sparsejax.zen_sync())
+    tx = lambda d: optax.masked(inner(d), {"kernel": True, "bias": False})
     params = {name: PARAMS[name] for name in ("kernel", "bias")}
     of = {d: explained(tx(d), params)[1]["kernel"] for d in (0.001, 0.05)}
     for density, row in of.items():
@@ -475,7 +467,6 @@ def test_explaining_leaves_the_optimizer_as_it_was():
         assert found.rows[0].density == pytest.approx(density)
     after = jax.eval_shape(tx.init, params)
     assert jax.tree.structure(before) == jax.tree.structure(after)
-    assert set(jax.jit(tx.init)(params).inner.traffic) == {"embedding"}
 
 
 def test_empty_leaves_and_single_arrays_are_explained():

@@ -88,23 +88,12 @@ def test_settings_come_from_arguments_and_say_their_command(argv, command, monke
     [
         (["three"], "unknown parts 'three'; there are one, two"),
         (["--share", "2"], "share must be at most 1"),
-        (["--hosts", "many"], "invalid int value: 'many'"),
     ],
 )
 def test_wrong_arguments_are_named(argv, message, capsys):
     with pytest.raises(SystemExit):
         Settings.parse(argv)
     assert message in capsys.readouterr().err
-
-
-def test_the_help_has_defaults_and_choices(capsys):
-    with pytest.raises(SystemExit):
-        Settings.parse(["--help"])
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "Measures nothing." in printed
-    assert "numbers of hosts (2 4)" in printed
-    assert "of one, two" in printed
-    assert "a share, in % (0.5)" in printed
 
 
 def test_a_table_has_units_and_a_dash_where_there_is_no_value(capsys):

@@ -131,10 +131,3 @@ def test_on_gpus_messages_have_the_sizes_that_were_counted():
     seconds = gpus.device_seconds(row, row["sent"], 16)
     assert seconds == pytest.approx(row["device"], rel=1e-3)
     assert gpus.device_seconds(row, 2 * row["sent"], 1024) < 2 * seconds
-
-
-def test_ordered_sums_launch_more_on_more_ranks_as_far_as_they_are_the_default():
-    here, other = {"launches": 77, "ranks": 16, "n": 1}, {"launches": 55, "n": 2}
-    launches = lambda ranks: gpus.on_ranks(here, other, ranks)["launches"]
-    assert [launches(ranks) for ranks in (8, 16, 32)] == [66, 77, 99]
-    assert gpus.on_ranks(here, other, 33) == other

@@ -530,7 +530,6 @@ def test_the_command_ends_with_1_where_something_is_wrong_and_2_where_it_is_misu
         (["no.such.module:x"], "No module named 'no'"),
         (["--gradient", "tests.advise.doctor.test_findings:summed"], "needs a model"),
         ([*line[1:], "tests.advise.doctor.test_findings:model"], "must name a pair"),
-        (["--job"], "finds no job of Slurm or Open MPI"),
         (["--process", "0"], "--coordinator, --processes and --process together"),
         (["--gbit-per-s", "1"], "--latency-us belong together"),
     ]:

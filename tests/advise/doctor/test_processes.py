@@ -108,13 +108,16 @@ def test_the_doctor_ends_where_a_process_says_nothing():
     assert "process 1 of 2 did not say whether it has its model within 4 s" in output
 
 
-def test_the_doctor_says_where_a_model_is_missing():
+def test_the_doctor_says_where_a_model_is_missing_and_where_no_job_is():
     address = processes.free_address()
     models = "examples.multi_host.train:model", "no.such:model"
     jobs = [doctor(model, rank=i, address=address) for i, model in enumerate(models)]
     for output in outputs(jobs):
         assert re.search(r"process 1 on host \S+ cannot read its model: ModuleN", output)
     assert [job.returncode for job in jobs] == [2, 2]
+    alone = doctor("--job")
+    assert "finds no job of Slurm or Open MPI" in outputs([alone])[0]
+    assert alone.returncode == 2
 
 
 def launched(monkeypatch, module, *line, numbers, of):
