@@ -34,7 +34,7 @@ def tiny():
     "methods",
     [
         ("data_parallel", "sparse_loco"),
-        ("dgc", "streaming_diloco", "demo"),
+        ("streaming_diloco", "demo"),
     ],
 )
 def test_methods_learn_and_send_what_they_say(tmp_path, methods):
