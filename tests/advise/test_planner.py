@@ -183,6 +183,9 @@ def test_a_plan_can_be_saved_read_and_edited(tmp_path):
     text["leaves"][0]["scheme"] = "dense"
     entry = text["leaves"][1]
     assert entry["path"] == "embedding"
+    # Defaults are left out.
+    assert text["leaves"][2]["scheme"] == {"name": "SparCML"}
+    assert entry["scheme"]["wire_dtype"] == "bfloat16"
     entry["scheme"] = {"name": "OmniReduce", "block": 64}
     edited = sparsejax.Plan.from_json(json.dumps(text))
     assert edited.leaves[0].scheme == schemes.AllReduce()
@@ -334,6 +337,11 @@ def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
+        ({"scheme": "OkTopk"}, "unknown scheme 'OkTopk'"),  # leaves something out
+        ({"scheme": ["Zen"]}, r"unknown scheme \['Zen'\]"),
+        ({"scheme": {"name": "Zen", "wire_dtype": "x"}}, "Zen: wire_dtype must be"),
+        ({"note": 3}, "note must be a string"),
+        ({"colour": 1}, "unknown key 'colour'; its keys are dtype"),
         ({"scheme": "Balanced"}, r"unknown scheme 'Balanced'.*'BalancedParallelism'\?"),
         ({"scheme": {"name": "OmniReduce", "block": 0}}, "block must be a positive int"),
         (
@@ -402,7 +410,13 @@ def test_a_profile_of_another_shape_is_refused():
 @pytest.mark.parametrize(
     ("text", "match"),
     [
+        ("{", "not JSON"),
+        ("[]", "must be a JSON object"),
         ('{"format": 1, "ranks": 4}', "no 'leaves'"),
+        (
+            '{"format": 1, "ranks": 4, "leaves": [], "ranks": 8}',
+            "the plan has the key 'ranks' more than once .* with 4 and 8: keep one",
+        ),
         (
             '{"format": 9, "entries": []}',
             r"format 9, and sparsejax \S+ reads format 1: .* sparsejax.make_plan",
