@@ -229,9 +229,10 @@ def test_every_scheme_can_be_written_down():
         if type(scheme).__module__.startswith("sparsejax.")
     ]
     assert len(leaves) == len(SCHEMES) - 1
+    narrow = schemes.Zen(ownership=ownership.MurmurHash(3), wire_dtype=jnp.bfloat16)
     leaves.append(
         sparsejax.advise.LeafPlan(
-            "two", (64,), "float32", "element", schemes.TwoLevel(schemes.Zen())
+            "two", (64,), "float32", "element", schemes.TwoLevel(narrow)
         )
     )
     plan = sparsejax.Plan(8, tuple(leaves))
