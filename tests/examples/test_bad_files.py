@@ -9,14 +9,7 @@ import pytest
 from examples.common import files
 from examples.data import criteo, labeled, sentences, text
 from tests.examples import tiny
-
-
-def refused(function, *args):
-    with pytest.raises(SystemExit) as error:
-        function(*args)
-    sentence = str(error.value)
-    assert "\n" not in sentence
-    return sentence
+from tests.examples.tiny import refused
 
 
 def write(folder, content):

@@ -55,7 +55,6 @@ SLURM += "SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_STEP_NUM_NODES=2"
 OPEN_MPI = (
     "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank"
 )
-LEAST = 61_440  # of the ports that JAX takes
 
 
 @pytest.fixture
@@ -63,18 +62,6 @@ def here(monkeypatch):
     monkeypatch.chdir(ROOT)
     for name in [name for name in os.environ if name.startswith("JAX_")]:
         monkeypatch.delenv(name)
-
-
-def free_port():
-    """A free port among those that JAX takes for jobs of launchers."""
-    for port in range(LEAST + os.getpid() % 1000, LEAST + 4096):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
-    raise AssertionError("there is no free port")
 
 
 def assert_trained(text):
@@ -97,8 +84,8 @@ MPI = ["sh", FOLDER / "mpi.sh", 2, "--", "localhost:{port}", "--one-host", "meet
     ids=["slurm", "open-mpi"],
 )
 def test_a_launchers_variables_are_enough(here, tmp_path, variables, options, line):
-    port, twice = free_port(), tmp_path / "srun"
-    variables = variables.format(port=port - LEAST)
+    port, twice = processes.free_port_of_launchers(), tmp_path / "srun"
+    variables = variables.format(port=port - processes.LEAST_OF_LAUNCHERS)
     twice.write_text(TWICE.format(options=options, variables=variables, folder=tmp_path))
     twice.chmod(0o755)
     (tmp_path / "meet.py").write_text(MEET)
@@ -130,7 +117,7 @@ def test_an_example_is_a_job(here, tmp_path, monkeypatch):
 
 def by_hand(*line):
     """What two processes on this host print, each started by hand."""
-    script, where = FOLDER / "by_hand.sh", f"localhost:{free_port()}"
+    script, where = FOLDER / "by_hand.sh", f"localhost:{processes.free_port_of_launchers()}"
     started = [
         subprocess.Popen(
             ["sh", script, where, "2", str(rank), *line],

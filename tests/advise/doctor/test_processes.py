@@ -122,20 +122,14 @@ def test_the_doctor_says_where_a_model_is_missing_and_where_no_job_is():
 
 def launched(monkeypatch, module, *line, numbers, of):
     """Processes that find their numbers in Slurm's variables."""
-    least = 61_440  # of the ports that JAX takes, by the job's number
-    port = next(p for p in range(least + os.getpid() % 1000, 65_535) if is_free(p))
-    job = {"JOB_ID": port - least, "STEP_NODELIST": "localhost", "NTASKS": of}
+    number = processes.free_port_of_launchers() - processes.LEAST_OF_LAUNCHERS
+    job = {"JOB_ID": number, "STEP_NODELIST": "localhost", "NTASKS": of}
     started = []
     for number in numbers:
         for name, value in (job | {"PROCID": number, "LOCALID": 0}).items():
             monkeypatch.setenv(f"SLURM_{name}", str(value))
         started.append(processes.fork(module, *line))
     return started
-
-
-def is_free(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_one_number_of_a_launcher_for_two_is_refused_on_all(monkeypatch):
