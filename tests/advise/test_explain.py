@@ -36,6 +36,8 @@ def test_units_schemes_and_bytes_are_those_of_the_optimizer():
     with pytest.raises(errors.ArgumentError, match="no leaf 'kernal'"):
         found.row("kernal")
     assert (rows["embedding"].unit, rows["embedding"].scheme) == ("row", "Zen")
+    whole = sparsejax.transforms.power_sgd_sync(2)
+    assert explained(whole, {"kernel": PARAMS["kernel"]})[1]["kernel"].unit == "leaf"
     assert rows["embedding"].taken == ("BalancedParallelism",)
     assert rows["bias"].scheme == "AllReduce"
     assert rows["embedding"].dense_bytes == 2 * 15 / 16 * 4 * 50_000 * 64
