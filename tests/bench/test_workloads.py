@@ -34,12 +34,14 @@ def test_tables_by_columns_train_as_those_of_the_example(name, tmp_path):
     rooms = by_columns.rooms(name, batches, session.mesh.size)
     ours = by_columns.by_columns(name, rows, session.mesh, rooms)
     want = session.really_train("dense", dense)
-    got = session.really_train("embrace", ours)
-    np.testing.assert_allclose(got.losses, want.losses, rtol=1e-5)
-    assert len(set(got.losses)) == 6
-    assert got.scores.keys() == want.scores.keys()
-    for key, score in want.scores.items():
-        np.testing.assert_allclose(got.scores[key], score, rtol=1e-5)
+    assert len(set(want.losses)) == 6
+    for sync, training in (("rows", rows), ("embrace", ours)):
+        got = session.really_train(sync, training)
+        np.testing.assert_allclose(got.losses, want.losses, rtol=1e-5)
+        assert got.replicas_equal
+        assert got.scores.keys() == want.scores.keys()
+        for key, score in want.scores.items():
+            np.testing.assert_allclose(got.scores[key], score, rtol=1e-5)
     sent = by_columns.lookups(name, ours.params, batches[0], session.mesh, rooms)
     width = sum(x.shape[1] for x in by_columns.tables_of(name, rows.params).values())
     assert 0 < sent < 4 * width * 2 * sum(rooms.values())
