@@ -29,17 +29,15 @@ def explained(tx=None, params=None, **options):
     return found, {path: row for row in found.rows for path in row.paths}
 
 
-def test_every_row_is_explained_in_the_order_of_the_tree():
-    found, _ = explained()
+def test_units_schemes_and_bytes_are_those_of_the_optimizer():
+    found, rows = explained(density={"embedding": 0.01, "kernel": 1.0})
     assert [row.name for row in found.rows] == ["bias", "embedding", "kernel"]
     assert found.row("kernel") == found.rows[2]
     with pytest.raises(errors.ArgumentError, match="no leaf 'kernal'"):
         found.row("kernal")
-
-
-def test_units_schemes_and_bytes_are_those_of_the_optimizer():
-    _, rows = explained(density={"embedding": 0.01, "kernel": 1.0})
     assert (rows["embedding"].unit, rows["embedding"].scheme) == ("row", "Zen")
+    whole = sparsejax.transforms.power_sgd_sync(2)
+    assert explained(whole, {"kernel": PARAMS["kernel"]})[1]["kernel"].unit == "leaf"
     assert rows["embedding"].taken == ("BalancedParallelism",)
     assert rows["bias"].scheme == "AllReduce"
     assert rows["embedding"].dense_bytes == 2 * 15 / 16 * 4 * 50_000 * 64
@@ -84,17 +82,9 @@ def test_leaves_that_are_joined_are_one_row_with_one_latency():
     assert joined.latencies == 8
 
 
-@pytest.mark.parametrize(
-    "tx",
-    [
-        lambda d: optax.chain(sparsejax.dgc(d), sparsejax.zen_sync()),
-        lambda d: optax.masked(
-            optax.chain(sparsejax.dgc(d), sparsejax.zen_sync()),
-            {"kernel": True, "bias": False},
-        ),
-    ],
-)
-def test_a_sparsifier_says_how_sparse_it_is(tx):
+def test_a_sparsifier_says_how_sparse_it_is():
+    inner = lambda d: optax.chain(sparsejax.dgc(d), sparsejax.zen_sync())
+    tx = lambda d: optax.masked(inner(d), {"kernel": True, "bias": False})
     params = {name: PARAMS[name] for name in ("kernel", "bias")}
     of = {d: explained(tx(d), params)[1]["kernel"] for d in (0.001, 0.05)}
     for density, row in of.items():
@@ -107,40 +97,6 @@ def test_a_sparsifier_says_how_sparse_it_is(tx):
     assert rows["kernel"].verdict == ""
     sparse = explained(tx(0.01), params, density=0.002)[1]["kernel"]
     assert sparse.density == pytest.approx(0.002)
-
-
-def test_a_scheme_for_whole_leaves_has_the_unit_leaf():
-    params = {"kernel": jax.ShapeDtypeStruct((512, 256), jnp.float32)}
-    _, rows = explained(sparsejax.transforms.power_sgd_sync(2), params)
-    assert rows["kernel"].unit == "leaf"
-
-
-def test_what_a_sparsifier_lets_through_is_dense():
-    options = {"compress": lambda path, leaf: path == "embedding"}
-    tx = optax.chain(sparsejax.dgc(0.01, **options), sparsejax.zen_sync())
-    _, rows = explained(tx, density={"embedding": 0.5})
-    assert rows["embedding"].sparsifier == "DGC"
-    # Of a table it selects elements, and the exchange takes them as they are.
-    assert rows["embedding"].unit == "element"
-    assert (rows["kernel"].sparsifier, rows["kernel"].density) == ("", 1.0)
-
-
-def test_what_a_sparsifier_selects_of_a_table_and_of_kernels_is_one_exchange():
-    tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync())
-    found, rows = explained(tx, density=1.0)
-    joined = rows["embedding"]
-    assert [row.name for row in found.rows] == ["bias", "embedding and 1 more"]
-    assert rows["kernel"] == joined
-    assert (joined.unit, joined.sources) == ("element", ("selected", "selected"))
-    assert joined.shape == (50_000 * 64 + 512 * 512,)
-    assert joined.density == pytest.approx(0.01, rel=0.01)
-    alone = [explained(tx, {k: PARAMS[k]}, density=1.0)[0] for k in ("embedding", "kernel")]
-    assert joined.latencies == alone[0].rows[0].latencies
-    assert joined.dense_bytes == sum(x.rows[0].dense_bytes for x in alone)
-    # Where the gradients of a kernel are not selected from, they are apart.
-    only = {"compress": lambda path, leaf: path == "embedding"}
-    tx = optax.chain(sparsejax.dgc(0.01, **only), sparsejax.zen_sync())
-    assert len(explained(tx)[0].rows) == 3
 
 
 def test_a_schedule_is_taken_at_its_end_and_warm_up_is_told():
@@ -159,17 +115,11 @@ def test_a_schedule_is_taken_at_its_end_and_warm_up_is_told():
     assert "largest density of its schedule, 10.000%" in str(found)
 
 
-@pytest.mark.parametrize(
-    "tx",
-    [
-        lambda every: sparsejax.accumulate(sparsejax.zen_sync(), every),
-        lambda every: sparsejax.accumulate(
-            optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), every
-        ),
-    ],
-)
-def test_a_step_costs_its_share_of_an_exchange(tx):
-    (alone, one), (found, rows) = (explained(tx(k), density=0.01) for k in (1, 4))
+def test_a_step_costs_its_share_of_an_exchange():
+    inner = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
+    (alone, one), (found, rows) = (
+        explained(sparsejax.accumulate(inner, every), density=0.01) for every in (1, 4)
+    )
     row = rows["embedding"]
     assert (one["embedding"].every, row.every) == (1, 4)
     # Four steps that are drawn alone have nearly four times as many rows.
@@ -220,15 +170,6 @@ def test_rows_are_compared_with_a_table_by_columns(width, density, better):
         found, rows = explained(tx, given, **more)
         assert rows["embed"].columns is None
         assert "by columns" not in str(found)
-
-
-def test_what_is_selected_and_then_accumulated_is_dense_and_fuller():
-    tx = optax.chain(sparsejax.top_k(0.01), sparsejax.accumulate(sparsejax.zen_sync(), 4))
-    inside = optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync())
-    inside = sparsejax.accumulate(inside, 4)
-    (_, after), (_, before) = explained(tx), explained(inside)
-    assert after["kernel"].density == pytest.approx(1 - 0.99**4, rel=0.01)
-    assert before["kernel"].density == pytest.approx(0.01, rel=0.01)
 
 
 def test_nothing_is_sparse_unless_something_makes_it_so():
@@ -290,7 +231,7 @@ def test_every_scheme_has_a_time_and_the_chosen_one_is_that_which_runs():
     assert times["AllReduce"] == pytest.approx(dense)
 
 
-@pytest.mark.parametrize("density", [0.01, *helpers.slow(0.0001, 0.3)])
+@pytest.mark.parametrize("density", [0.01, *helpers.slow(0.3)])
 @pytest.mark.parametrize(
     "tx",
     [
@@ -339,15 +280,7 @@ def test_room_is_advised_where_algorithm_1_finds_the_owners():
     assert rows["embedding"].roomy is not None
 
 
-def test_a_large_table_loses_little_by_its_rounds():
-    params = {"embedding": jax.ShapeDtypeStruct((500_000, 512), jnp.float32)}
-    row = explained(params=params)[1]["embedding"]
-    assert row.rounds < 10
-    assert row.milliseconds["chosen"] < 1.1 * row.roomy[0]
-
-
 ADVICE = {
-    "keep": (sparsejax.zen_sync(), {"density": 0.01}, ["keep sparsejax.zen_sync()"]),
     "rule": (
         sparsejax.zen_sync(),
         {},
@@ -429,12 +362,6 @@ def test_below_the_density_named_it_pays_and_above_it_does_not():
         assert (times["chosen"] < times["AllReduce"]) == pays
 
 
-def test_a_slow_network_of_few_ranks_pays_more():
-    _, slow = explained(network=sparsejax.Network(0.25, 20))
-    _, fast = explained(network=sparsejax.Network(400, 20))
-    assert slow["kernel"].pays_below > fast["kernel"].pays_below
-
-
 def test_up_to_the_bandwidth_named_it_pays_and_above_it_does_not():
     _, rows = explained(network=sparsejax.Network(25, 20, exchange_us=400))
     limit = rows["embedding"].pays_up_to
@@ -474,30 +401,10 @@ def test_rules_masks_and_two_levels_are_seen_through():
     assert rows["embedding"].dense_bytes == 2 * 15 / 16 * 4 * 50_000 * 64 / 8
 
 
-def test_what_keeps_something_by_rank_needs_no_mesh():
-    _, rows = explained(sparsejax.accumulate(sparsejax.zen_sync(), 4))
-    assert rows["embedding"].scheme == "Zen"
-    scheme = schemes.BalancedParallelism(ownership=sparsejax.units.ownership.MurmurHash())
-    _, rows = explained(sparsejax.sync(scheme))
-    assert rows["embedding"].scheme == "BalancedParallelism"
-
-
 def test_a_bound_transformation_is_seen_through():
     tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))
     bound = sparsejax.bind(tx, helpers.mesh_of(4))
     assert explained(bound)[0] == explained(tx)[0]
-
-
-def test_the_table_and_json_say_the_same():
-    found, rows = explained(density={"embedding": 0.02})
-    text = str(found)
-    assert "16 ranks, 25 Gbit/s, 20 us, on CPUs" in text
-    assert "dense is better here" in text
-    read = json.loads(found.to_json())
-    assert read["rows"][1]["sent_bytes"] == rows["embedding"].sent_bytes
-    assert read["advice"] == found.advice
-    for path in rows:
-        assert path in text
 
 
 def test_a_million_ranks_are_forecast_in_seconds():
@@ -512,15 +419,10 @@ def test_a_million_ranks_are_forecast_in_seconds():
 def test_bad_input_is_refused():
     for options, match in (
         ({"ranks": 0}, "ranks must be a positive int"),
-        ({"ranks": (4, 2, 1)}, "ranks must be a positive int, or a pair"),
         ({"ranks": 10**9}, r"ranks must be at most 16,777,216 in all, .* got 1000000000"),
-        ({"ranks": (2**20, 17)}, r"at most 16,777,216 in all, .* got \(1048576, 17\)"),
         ({"ranks": (4, 2)}, "ranks is a pair, and the synchronization has one level"),
         ({"density": "0.1"}, "density must be a number"),
-        ({"density": []}, "density must be a number"),
-        ({"network": None}, r"network must be a sparsejax.Network\(.*, got None"),
         ({"network": 25}, r"network must be a sparsejax.Network\(.*, got 25"),
-        ({"density": {"": "much"}}, r"density must lie in \[0, 1\], got 'much'"),
         ({"density": 2}, r"density must lie in \[0, 1\]"),
         ({"ids": 8192}, r"ids must be \{pattern of paths: .*'embedding': 8192\}, got 8192"),
         ({"ids": {"embedding": 0.5}}, "ids of 'embedding' must be a positive int, got 0.5"),
@@ -535,15 +437,12 @@ def test_bad_input_is_refused():
         explained(optax.adam(1e-3))
     with pytest.raises(errors.ArgumentError, match=r"tx must be .*zen_sync.* got a Zen"):
         explained(schemes.Zen())
-    for swapped in ([*PARAMS.values()], PARAMS):
-        with pytest.raises(errors.ArgumentError, match="they are swapped"):
-            explained(swapped, params=optax.adam(1e-3))
+    with pytest.raises(errors.ArgumentError, match="they are swapped"):
+        explained(PARAMS, params=optax.adam(1e-3))
     with pytest.raises(errors.ArgumentError, match="has two levels, and ranks is one"):
         explained(sparsejax.zen_sync(("hosts", "chips")))
     with pytest.raises(errors.RuleError, match="'embeding' matches no leaf"):
         explained(density={"embeding": 0.1})
-    with pytest.raises(errors.RuleError, match="not a regular expression"):
-        explained(density={"(": 0.1})
     with pytest.raises(errors.RuleError, match="not a regular expression"):
         explained(ids={"(": 10})
     for tx, name in (
@@ -570,7 +469,6 @@ def test_explaining_leaves_the_optimizer_as_it_was():
         assert found.rows[0].density == pytest.approx(density)
     after = jax.eval_shape(tx.init, params)
     assert jax.tree.structure(before) == jax.tree.structure(after)
-    assert set(jax.jit(tx.init)(params).inner.traffic) == {"embedding"}
 
 
 def test_empty_leaves_and_single_arrays_are_explained():
@@ -611,8 +509,10 @@ HERE = __name__ if "." in __name__ else "tests.advise.test_explain"
 
 
 def test_the_command_prints_a_table_or_json(capsys):
-    assert command.main(["explain", *MODEL, *ARGUMENTS]) == 0
-    assert "embedding [5000, 64]" in capsys.readouterr().out
+    assert command.main(["explain", *MODEL, *ARGUMENTS, "--platform", "gpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "embedding [5000, 64]" in printed
+    assert "8 ranks, 10 Gbit/s, 5 us, on GPUs" in printed
     assert command.main(["explain", *MODEL, *ARGUMENTS, "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert read["ranks"] == 8
@@ -660,12 +560,9 @@ a_module = Flax()
         ([], "nothing to explain"),
         (["--leaf", "x"], "a leaf is written"),
         (["nowhere"], "written module:name"),
-        (["nowhere:x"], "nowhere"),
         ([*MODEL, "--leaf-density", "embedding=lots"], "a density is written"),
         ([*MODEL, "--leaf-density", "nothing=0.1"], "matches no leaf"),
-        ([*MODEL, "--leaf-density", "0.1"], "a density is written"),
         ([*MODEL, "--ids", "embedding=many"], "ids are written PATTERN=NUMBER"),
-        ([*MODEL, "--ids", "embedding=0"], "ids of 'embedding' must be a positive int"),
         ([*MODEL, "--ids", "nothing=7"], "ids of 'nothing' match no leaf"),
         ([*MODEL, "--ids", "bias=7"], "by rows. Those are: 'embedding'"),
         ([*MODEL, *MODEL], "given twice"),
@@ -673,7 +570,6 @@ a_module = Flax()
         (["--leaf", "w=4x4:garbage"], "garbage"),
         (["--plan", "nowhere.json"], "nowhere.json"),
         ([f"{HERE}:a_pair_the_wrong_way_round"], "they are swapped"),
-        ([f"{HERE}:a_module"], "is a Flax that cannot be called without arguments"),
         ([f"{HERE}:a_module"], "nnx.state(model, nnx.Param)"),
     ],
 )
@@ -709,14 +605,3 @@ def test_a_forecast_is_for_the_platform_that_is_named():
     assert sent["gpu"] != sent["cpu"]
     with pytest.raises(errors.ArgumentError, match="platform must be one of 'cpu', 'gpu'"):
         explained(platform="cuda")
-
-
-def test_a_platform_may_be_named_on_the_command_line(capsys):
-    leaf, network = "v=90000:bfloat16", ["--gbit-per-s", "25", "--latency-us", "20"]
-    sent = []
-    for platform in ("cpu", "gpu"):
-        options = ["--leaf", leaf, "--ranks", "16", "--density", "0.01", "--json"]
-        assert command.main(["explain", *options, *network, "--platform", platform]) == 0
-        (row,) = json.loads(capsys.readouterr().out)["rows"]
-        sent.append(row["sent_bytes"] / row["dense_bytes"])
-    assert sent[0] < 1 == sent[1]

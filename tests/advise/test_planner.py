@@ -72,7 +72,7 @@ def a_file():
     return made().to_json()
 
 
-@pytest.mark.parametrize("n", [3, 4, *helpers.slow(2, 7)])
+@pytest.mark.parametrize("n", [3, *helpers.slow(4)])
 def test_a_profile_counts_what_sums_have(n):
     grads = gradients(0, density=0.05, n=n)
     found = on_ranks(lambda g: sparsejax.profile(g), n)(grads)
@@ -112,11 +112,6 @@ def test_a_plan_sends_what_is_sparse_sparsely_and_the_rest_densely():
     assert by_path["kernel"].scheme == schemes.AllReduce()
     assert by_path["bias"].scheme == schemes.AllReduce()
     assert plan.ranks == N
-
-
-def test_a_slow_start_of_messages_makes_a_dense_plan():
-    plan = made(network=sparsejax.Network(1000, 10_000))
-    assert {type(leaf.scheme) for leaf in plan.leaves} == {schemes.AllReduce}
 
 
 def test_a_slow_start_of_exchanges_makes_a_dense_plan():
@@ -182,11 +177,17 @@ def test_a_plan_can_be_saved_read_and_edited(tmp_path):
     plan = balanced(wire_dtype=jnp.bfloat16, rules={"kernel": schemes.SparCML()})
     plan.save(tmp_path / "plan.json")
     assert sparsejax.Plan.load(tmp_path / "plan.json") == plan
+    twice = sparsejax.Plan(N, (*plan.leaves, plan.leaves[0]))
+    refused("two entries for 'bias'", sparsejax.Plan.from_json, twice.to_json())
     text = json.loads((tmp_path / "plan.json").read_text())
+    text["leaves"][0]["scheme"] = "dense"
     entry = text["leaves"][1]
     assert entry["path"] == "embedding"
+    # Defaults are left out.
+    assert text["leaves"][2]["scheme"] == {"name": "SparCML"}
     entry["scheme"] = {"name": "OmniReduce", "block": 64}
     edited = sparsejax.Plan.from_json(json.dumps(text))
+    assert edited.leaves[0].scheme == schemes.AllReduce()
     assert edited.leaves[1].scheme == schemes.OmniReduce(block=64)
     grads = gradients(3)
     tx = sparsejax.sync(edited, "data", reduce="sum")
@@ -228,9 +229,10 @@ def test_every_scheme_can_be_written_down():
         if type(scheme).__module__.startswith("sparsejax.")
     ]
     assert len(leaves) == len(SCHEMES) - 1
+    narrow = schemes.Zen(ownership=ownership.MurmurHash(3), wire_dtype=jnp.bfloat16)
     leaves.append(
         sparsejax.advise.LeafPlan(
-            "two", (64,), "float32", "element", schemes.TwoLevel(schemes.Zen())
+            "two", (64,), "float32", "element", schemes.TwoLevel(narrow)
         )
     )
     plan = sparsejax.Plan(8, tuple(leaves))
@@ -314,11 +316,7 @@ def test_a_plan_for_another_tree_is_refused_before_anything_is_sent():
     grads = gradients(0)
     first = on_ranks(lambda g: tx.init(helpers.parameters(g)).step)
     fewer = {k: v for k, v in grads.items() if k != "kernel"}
-    refused(
-        "no leaf for its 'kernel'",
-        first,
-        fewer,
-    )
+    refused("no leaf for its 'kernel'", first, fewer)
     more = {**grads, "new": grads["bias"]}
     refused("no entry for 'new'", first, more)
     other = {**grads, "bias": np.zeros((N, 300), np.float32)}
@@ -334,13 +332,16 @@ def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
     step = on_ranks(lambda g: tx.update(g, tx.init(helpers.parameters(g)))[0], 2)
     refused("made for 4 ranks, and there are 2", step, gradients(0, n=2))
     refused("taken on 4 ranks, and here there are 16", made, ranks=16)
-    refused("taken on 4 ranks, and here there are 3", made, ranks=3)
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"scheme": "Zenn"}, "unknown scheme 'Zenn'; there are AGSparse"),
+        ({"scheme": "OkTopk"}, "unknown scheme 'OkTopk'"),  # leaves something out
+        ({"scheme": ["Zen"]}, r"unknown scheme \['Zen'\]"),
+        ({"scheme": {"name": "Zen", "wire_dtype": "x"}}, "Zen: wire_dtype must be"),
+        ({"note": 3}, "note must be a string"),
+        ({"colour": 1}, "unknown key 'colour'; its keys are dtype"),
         ({"scheme": "Balanced"}, r"unknown scheme 'Balanced'.*'BalancedParallelism'\?"),
         ({"scheme": {"name": "OmniReduce", "block": 0}}, "block must be a positive int"),
         (
@@ -351,10 +352,6 @@ def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
             {"scheme": {"name": "BalancedParallelism", "ownership": "Hash"}},
             "unknown ownership 'Hash'; there are Contiguous",
         ),
-        (
-            {"scheme": {"name": "BalancedParallelism", "push_capacity": -1}},
-            "push_capacity must be a positive int",
-        ),
         ({"unit": "column"}, "unit must be one of 'element', 'row', got 'column'"),
         ({"unit": "row", "shape": [4]}, "rows need two axes"),
         ({"shape": "big"}, "shape must be a list, got 'big'"),
@@ -362,29 +359,10 @@ def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
         ({"shape": [2**40, 2**40]}, r"more elements than an array .* \(1099511627776,"),
         ({"shape": [1] * 65}, r"an array can have, or axes: \(1, 1,"),
         ({"dtype": "int8"}, "dtype must be a floating dtype .* got 'int8'"),
-        ({"dtype": 3}, "dtype must be a string"),
-        ({"note": 3}, "note must be a string"),
         (
             {"scheme": {"name": "TwoLevel", "across": "Zenn"}},
             "TwoLevel: unknown scheme 'Zenn'",
         ),
-        ({"scheme": {"name": "Zen", "ownership": 3}}, "Zen: unknown ownership 3"),
-        ({"scheme": {"name": ["Zen"]}}, "unknown scheme"),
-        ({"scheme": "LossyStrawman"}, "unknown scheme 'LossyStrawman'"),
-        (
-            {"scheme": {"name": "AllReduce", "wire_dtype": "int8"}},
-            "wire_dtype must be a floating dtype",
-        ),
-        (
-            {
-                "scheme": {
-                    "name": "BalancedParallelism",
-                    "ownership": {"name": "StripedHash", "seed": "a"},
-                }
-            },
-            "seed must be an int",
-        ),
-        ({"colour": 1}, "unknown key 'colour'"),
     ],
 )
 def test_a_file_with_a_mistake_names_it(change, match):
@@ -393,26 +371,18 @@ def test_a_file_with_a_mistake_names_it(change, match):
     refused(match, sparsejax.Plan.from_json, json.dumps(text))
 
 
-def test_a_file_may_say_dense_as_rules_do():
-    text = json.loads(a_file())
-    text["leaves"][1]["scheme"] = "dense"
-    plan = sparsejax.Plan.from_json(json.dumps(text))
-    assert plan.leaves[1].scheme == schemes.AllReduce()
-
-
 def test_a_plan_prints_as_a_table_with_a_line_a_leaf():
-    plan = made()
+    plan = balanced()
     title, _, heading, _, *lines = str(plan).splitlines()
     assert title == f"plan for {N} ranks"
     assert heading.split() == "leaf shape unit scheme push pull note".split()
     assert [line.split()[0] for line in lines] == [leaf.path for leaf in plan.leaves]
     for line, leaf in zip(lines, plan.leaves, strict=True):
-        for cell in (f"x{leaf.shape[-1]}]", leaf.unit, type(leaf.scheme).__name__):
-            assert cell in line or len(leaf.shape) == 1
+        for cell in (f"{leaf.shape[-1]}]", leaf.unit, type(leaf.scheme).__name__):
+            assert cell in line
         assert line.endswith(leaf.note)
-    for leaf, line in zip(plan.leaves, lines, strict=True):
-        if isinstance(leaf.scheme, schemes.BalancedParallelism):
-            assert f"{leaf.scheme.push_capacity:,} {leaf.scheme.push_code}" in line
+    scheme = plan.leaves[1].scheme
+    assert f"{scheme.push_capacity:,} {scheme.push_code}" in lines[1]
 
 
 def test_profiles_that_were_kept_while_traced_are_told_how_to_return():
@@ -444,19 +414,19 @@ def test_a_profile_of_another_shape_is_refused():
         ("[]", "must be a JSON object"),
         ('{"format": 1, "ranks": 4}', "no 'leaves'"),
         (
+            '{"format": 1, "ranks": 4, "leaves": [], "ranks": 8}',
+            "the plan has the key 'ranks' more than once .* with 4 and 8: keep one",
+        ),
+        (
             '{"format": 9, "entries": []}',
             r"format 9, and sparsejax \S+ reads format 1: .* sparsejax.make_plan",
         ),
-        ('{"format": "new"}', "format 'new', and sparsejax .* reads format 1"),
         ('{"format": 1, "ranks": 0, "leaves": []}', "positive int, got 0"),
         (
             '{"format": 1, "ranks": 99999999, "leaves": []}',
             "at most 16777216, got 99999999",
         ),
-        ('{"format": 1, "ranks": 4, "leaves": [], "size": 1}', "unknown key 'size'; its"),
         ('{"format": 1, "ranks": 4, "leaves": ' + "[" * 100_000, "nested too deeply"),
-        ('{"format": 1, "ranks": 4, "leaves": 3}', "must be a list"),
-        ('{"format": 1, "ranks": 4, "leaves": [{}]}', "no 'dtype'"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(text, match):
@@ -477,12 +447,6 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     refused(match, sparsejax.Plan.load, tmp_path / "plan.json")
     (tmp_path / "plan.json").write_bytes(b"\xff")
     refused("is not text", sparsejax.Plan.load, tmp_path / "plan.json")
-
-
-def test_two_entries_for_a_leaf_are_refused():
-    plan = made()
-    twice = sparsejax.Plan(N, (*plan.leaves, plan.leaves[0]))
-    refused("two entries for 'bias'", sparsejax.Plan.from_json, twice.to_json())
 
 
 def test_arguments_that_a_plan_settles_are_refused():
@@ -516,14 +480,8 @@ def test_arguments_that_a_plan_settles_are_refused():
 
 def test_profiles_of_other_parameters_are_refused():
     params = {**PARAMS, "another_embedding": PARAMS["embedding"]}
-    refused(
-        "no leaf 'another_embedding'",
-        sparsejax.make_plan,
-        profiled(0),
-        params,
-        ranks=N,
-        **NETWORK,
-    )
+    make = functools.partial(sparsejax.make_plan, params=params, ranks=N, **NETWORK)
+    refused("no leaf 'another_embedding'", make, profiled(0))
     state = sparsejax.zen_sync().init({"other_embedding": PARAMS["embedding"]})
     refused(
         "no group 'embedding'", sparsejax.advise.profile_from_state, state, PARAMS, ranks=N

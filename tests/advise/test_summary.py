@@ -8,6 +8,7 @@ import pytest
 
 import sparsejax
 from sparsejax import errors
+from sparsejax.advise.table import table
 from tests import helpers
 
 
@@ -68,3 +69,9 @@ def test_nothing_was_exchanged():
 def test_a_state_of_something_else():
     with pytest.raises(errors.StateError, match="no state of a sparsejax transformation"):
         sparsejax.summary(optax.adam(1.0).init(PARAMS))
+
+
+def test_columns_are_aligned():
+    rows = [["leaf", "bytes"], ["kernel", "8"], ["b", "1,024"]]
+    lines = table(rows, left=(0,))
+    assert lines[2:] == ["kernel      8", "b       1,024"]

@@ -57,9 +57,7 @@ def test_a_device_can_be_measured(monkeypatch):
     tensors._measured.cache_clear()
 
 
-def test_bad_arguments():
-    with pytest.raises(ArgumentError, match="does not select"):
-        sparsejax.advise.measure_compression(sparsifiers.Sign(), 4)
+def test_a_cost_that_cannot_be_is_refused():
     with pytest.raises(ArgumentError, match="fixed must be at least 0, got -1"):
         CompressionCost(-1, 0)
 
@@ -68,7 +66,6 @@ def test_bad_arguments():
     ("change", "match"),
     [
         ({"ranks": 0}, "ranks must be a positive int, got 0"),
-        ({"network": None}, r"network must be a sparsejax.Network\(.*, got None"),
         ({"network": 25}, r"network must be a sparsejax.Network\(.*, got 25"),
         ({"sparsifier": sparsifiers.Sign()}, "does not select"),
     ],
@@ -86,9 +83,6 @@ def test_arguments_are_checked_before_anything_is_measured(monkeypatch, change, 
     ("text", "match"),
     [
         ("{", "is not JSON"),
-        ("[1, 2]", "must be a JSON object, got list"),
-        ('{"fixed": 1}', "has no 'by_number'"),
-        ('{"fixed": 1, "by_number": 1, "more": 1}', "has an unknown key 'more'"),
         ('{"fixed": "long", "by_number": 1}', "fixed must be at least 0, got 'long'"),
     ],
 )

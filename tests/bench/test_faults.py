@@ -24,19 +24,6 @@ from sparsejax.transforms.feedback import FeedbackState
 from tests import helpers
 
 
-def test_ranks_of_a_step_are_those_of_its_run():
-    settings = Settings(hosts=4, resumed=6)
-    assert [settings.ranks_at(step) for step in (0, 5, 6, 11)] == [4, 4, 3, 3]
-    assert dataclasses.replace(settings, resumed=-1).ranks_at(11) == 4
-
-
-def test_every_scheme_and_fault_has_a_name():
-    assert set(systems.SYSTEMS) == set(SCHEMES)
-    assert FAULTS["stop"].seconds(5.0) == 2 * FAULTS["stop"].within(0.0) == 10.0
-    with pytest.raises(ValueError, match="unknown faults 'fire'"):
-        Settings(faults=("fire",))
-
-
 class Host:
     """A host that keeps what it is told."""
 
@@ -89,6 +76,8 @@ def test_a_job_too_short_for_a_fault_is_refused():
     short = Settings(scheme="diloco", fault="pause", moment="save", steps=6)
     with pytest.raises(ValueError, match=r"no step of 6 is left for .*'pause'.* --steps"):
         faults.case(short)
+    with pytest.raises(ValueError, match="unknown faults 'fire'"):
+        Settings(faults=("fire",))
 
 
 def test_hosts_that_train_in_rounds_are_befallen_at_each_moment():
@@ -96,6 +85,7 @@ def test_hosts_that_train_in_rounds_are_befallen_at_each_moment():
         schemes=("zen", "diloco"), faults=("kill",), moments=("round", "exchange", "save")
     )
     found = {(one.scheme, one.moment): one.candidates() for one in settings.cases()}
+    assert set(systems.SYSTEMS) == set(SCHEMES)
     assert found == {
         ("zen", "any"): [*range(4, 12)],
         ("diloco", "round"): [4, 6, 8, 10],
@@ -160,14 +150,14 @@ def zeros(field):
 
 # What each system keeps for later steps, gone: a residual, velocities, the counts of steps
 # that rows have missed, rows that are held back. All kinds of them: dgc keeps a residual as
-# two of these do, and the job below trains it; diloco an offset as sparse_loco does.
+# two of these do, and the job below trains it; diloco an offset as sparse_loco does, and
+# steps of rows are counted as in embrace.
 RESIDUAL = without(FeedbackState, residual=zeros("residual"))
 SEEN = without(LazyState, last=lambda x: jax.tree.map(lambda y: y * 0 + x.step, x.last))
 OFFSET = without(LocalStepsState, offset=zeros("offset"))
 GONE = {
     "sparse_loco": [OFFSET, RESIDUAL],
     "momentum": [RESIDUAL, without(FeedbackState, momentum=zeros("momentum"))],
-    "rows": [SEEN],
     "embrace": [SEEN, without(Pending, ids=lambda x: jnp.full_like(x.ids, x.height))],
 }
 

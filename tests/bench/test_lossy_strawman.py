@@ -13,8 +13,7 @@ from tests import helpers
 SIZE = 1 << 18
 
 
-@pytest.mark.parametrize("density", [0.02, 0.1, 0.4])
-@pytest.mark.parametrize("memory", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize(("memory", "density"), [(0.25, 0.02), (1.0, 0.4), (4.0, 0.1)])
 def test_the_share_that_survives_is_that_of_random_places(memory, density):
     flags = np.random.default_rng(0).random(SIZE) < density
     left = np.asarray(jax.jit(lossy_strawman.survivors, static_argnums=1)(flags, memory))
@@ -37,15 +36,10 @@ def test_the_total_is_the_sum_of_survivors_and_replicas_are_equal():
     np.testing.assert_array_equal(total[0], np.where(left, x, 0).sum(0))
     helpers.assert_same_on_all_ranks(total)
     assert (np.where(left, x, 0).sum(0) != x.sum(0)).any()
+    other = lossy_strawman.survivors(jnp.asarray(x[0] != 0), 0.5, 4)
+    assert (np.asarray(other) != left[0]).any()
 
 
-def test_another_seed_loses_others():
-    flags = jnp.ones(4096, bool)
-    one, other = (lossy_strawman.survivors(flags, 1.0, seed) for seed in (0, 1))
-    assert (one != other).any()
-
-
-@pytest.mark.parametrize("memory", [0, -1, "much"])
-def test_a_memory_without_places_is_refused(memory):
+def test_a_memory_without_places_is_refused():
     with pytest.raises(errors.ArgumentError, match="memory must lie in"):
-        lossy_strawman.LossyStrawman(memory=memory)
+        lossy_strawman.LossyStrawman(memory=0)

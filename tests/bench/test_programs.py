@@ -14,17 +14,16 @@ from tests import helpers
 # is a large part of what consists of them, and a small one of what has other stages, too.
 FLAT, A_HOP_AMONG_OTHERS, A_HOP = 0.02, 0.05, 0.2
 PARTLY_BY_HOPS = ("zen, bytes", "sparcml, split")
-BY_HOPS = ("gtopk", "spardl", "spardl, 4 teams", "agsparse, doubling")
+BY_HOPS = ("gtopk", "spardl, 4 teams", "agsparse, doubling")
 # What sends to one rank after another by permutations, each an operation of its own.
 LINEAR = ("ok-topk, rotated",)
 QUICK = [("zen", "cpu")]
-# Messages for GPUs are the larger programs; those for CPUs have one of each kind of stages.
-FOR_GPUS = ("zen, bytes", "agsparse, doubling", "agsparse, bruck", "sparcml, split")
-FOR_GPUS += ("sparseps, broadcast", "gtopk", "spardl, 4 teams")
-FOR_GPUS += ("agsparse", "omnireduce", "ok-topk")
-REST = [("zen", "cuda")]
-REST += [(x, "cuda" if x in FOR_GPUS else "cpu") for x in programs.SCHEMES]
-REST = [each for each in REST if each not in QUICK and each[0] not in LINEAR]
+# Messages for GPUs are the larger programs. One of each kind of stages: "spardl" is a part
+# of its teams, "sparcml" and "hierarchical" consist of the hops of "zen, bytes", and what
+# gathers by XLA has a collective in place of hops.
+FOR_GPUS = ("zen", "zen, bytes", "agsparse, doubling", "agsparse, bruck", "sparcml, split")
+FOR_GPUS += ("sparseps, broadcast", "gtopk", "spardl, 4 teams", "omnireduce", "ok-topk")
+REST = [*((name, "cuda") for name in FOR_GPUS), ("powersgd", "cpu")]
 
 
 @pytest.mark.parametrize(("name", "platform"), [*QUICK, *helpers.slow(*REST)])

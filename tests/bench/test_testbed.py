@@ -73,13 +73,13 @@ def namespaces():
 
 
 @pytest.mark.parametrize(
-    ("rate", "bits"), [("250mbit", 250e6), ("1gbit", 1e9), ("0.5Gbit", 5e8), ("9bit", 9)]
+    ("rate", "bits"), [("250mbit", 250e6), ("0.5Gbit", 5e8), ("9bit", 9)]
 )
 def test_a_rate_is_read_as_tc_reads_it(rate, bits):
     assert network.bits_per_second(rate) == bits
 
 
-@pytest.mark.parametrize("rate", ["", "250", "fast", "-1mbit", "0mbit", "1mbyte"])
+@pytest.mark.parametrize("rate", ["250", "-1mbit", "0mbit", "1mbyte"])
 def test_what_is_no_rate_is_refused(rate):
     with pytest.raises(ValueError, match="a rate is written like 250mbit"):
         network.bits_per_second(rate)
@@ -94,16 +94,6 @@ def test_faults_are_read_and_what_is_none_is_refused():
         job.Fault.parse("3@20", pause=True)
     with pytest.raises(ValueError, match="there is no rank 5 among 2"):
         run("pass", faults=(job.Fault(5, 0),))
-
-
-def test_every_rank_is_told_its_place_and_is_heard():
-    code = "from benchmarks.testbed import host; h = host.Here.from_environment()\n"
-    code += "h.report(rank=h.rank, ranks=h.ranks, shaped=h.shaped)"
-    outcome = run(code, ranks=3)
-    assert outcome.status == 0
-    expected = [[{"rank": r, "ranks": 3, "shaped": False}] for r in range(3)]
-    assert outcome.rows == expected
-    assert outcome.sent == [None] * 3
 
 
 @pytest.mark.slow
@@ -154,7 +144,7 @@ def test_a_rank_killed_on_purpose_is_no_failure_and_a_pause_ends():
 def test_without_root_it_says_so_and_runs_unshaped(monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     code = "from benchmarks.testbed import host; h = host.Here.from_environment()\n"
-    code += "h.report(rate=h.rate)"
+    code += "h.report(ranks=h.ranks, rate=h.rate)"
     out = tmp_path / "out.jsonl"
     monkeypatch.chdir(ROOT)
     arguments = ["--hosts", "2", "--rate", "50mbit", "--out", str(out), "--", *python(code)]
@@ -162,7 +152,7 @@ def test_without_root_it_says_so_and_runs_unshaped(monkeypatch, capfd, tmp_path)
     assert "need root; over loopback instead, unshaped" in capfd.readouterr().err
     head, *rows = map(json.loads, out.read_text().splitlines())
     assert head["rate"] == "unshaped"
-    assert rows == [{"rank": 0, "rate": None}, {"rank": 1, "rate": None}]
+    assert rows == [{"rank": rank, "ranks": 2, "rate": None} for rank in (0, 1)]
 
 
 def test_the_command_line_names_what_is_missing_or_wrong(capsys):
@@ -222,18 +212,6 @@ def test_what_a_killed_testbed_left_is_found_and_removed():
 
 
 @shaped
-def test_latency_works_or_says_why_not():
-    try:
-        with network.Network(2, "1gbit", latency="20ms") as net:
-            ping = "ping", "-c", "1", net.hosts[1].address
-            told = network.run(*ping, namespace=net.hosts[0].namespace)
-    except network.Cannot as error:
-        told = str(error)
-    # Twice 20 ms, once each way, or what is missing.
-    assert "time=4" in told or "needs the netem queueing discipline" in told
-
-
-@shaped
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_fast")
@@ -265,25 +243,15 @@ def test_the_library_counts_the_bytes_that_cross_the_link(tmp_path, monkeypatch,
 
 
 def test_rows_of_all_ranks_become_one():
+    of_ranks = [
+        {"spans": [(0.0, 3.0), (10.0, 13.0)], "cpu": 1.0, "sent": 5.0, "received": 4.0},
+        {"spans": [(1.0, 5.0), (9.0, 12.0)], "cpu": 3.0, "sent": 7.0, "received": 8.0},
+    ]
+    twice = lambda x: x if isinstance(x, list) else [x, x]
     rows = [
-        {
-            "scheme": "psum",
-            "rate": "8bit",
-            "calls": 2,
-            "spans": [(0.0, 3.0), (10.0, 13.0)],
-            "cpu": [1.0, 1.0],
-            "sent": [5.0, 5.0],
-            "received": [4.0, 4.0],
-        },
-        {
-            "scheme": "psum",
-            "rate": "8bit",
-            "calls": 2,
-            "spans": [(1.0, 5.0), (9.0, 12.0)],
-            "cpu": [3.0, 3.0],
-            "sent": [7.0, 7.0],
-            "received": [8.0, 8.0],
-        },
+        {"scheme": "psum", "rate": "8bit", "calls": 2}
+        | {key: twice(x) for key, x in told.items()}
+        for told in of_ranks
     ]
     row = sides.together(2, rows)
     # From the last start to the last end, by calls.

@@ -55,21 +55,8 @@ FOUND = Found(1.0, 0, 100, 50, 16_000, {})
         ({"updates": 49}, ["has a scatter of 50 updates, ceiling 49."]),
         ({"code": 99}, ["has code of 100 bytes, ceiling 99."]),
         ({"table": 16_000}, ["copies an array of 16,000 numbers, and a table has 16,000."]),
-        ({}, []),
     ],
 )
 def test_what_exceeds_a_ceiling_is_said(ceilings, said):
     step = steps.Step("rows", "two v5e", lambda mesh: None, **ceilings)
     assert compiled.exceeded(step, FOUND) == [f"rows, two v5e {text}" for text in said]
-
-
-def test_rows_across_slices_have_ceilings_and_numbers_no_scatter():
-    across = [step for step in steps.STEPS if step.chips == "two v5e"]
-    assert len(across) >= 2
-    for step in across:
-        assert step.updates is not None
-        assert step.code is not None
-    assert any(step.table for step in across)
-    (numbers,) = [step for step in steps.STEPS if "numbers" in step.name]
-    assert numbers.updates == 0
-    assert len({step.named() for step in steps.STEPS}) == len(steps.STEPS)

@@ -12,21 +12,6 @@ def row(scheme, **fields):
     return {"workload": "lstm", "hosts": 4, "scheme": scheme, **fields}
 
 
-def test_medians_of_all_samples_are_compared_row_by_row():
-    before = [row("zen", seconds=[1.0, 3.0], cpu=0.5), row("gone", cpu=1.0)]
-    before += [row("zen", seconds=[2.0], cpu=0.7)]
-    after = [row("zen", seconds=[4.0], cpu=0.3), row("new", cpu=1.0)]
-    assert versions.compared(before, after) == [
-        {
-            "workload": "lstm",
-            "hosts": 4,
-            "scheme": "zen",
-            "seconds": [2.0, 4.0],
-            "cpu": [pytest.approx(0.6), 0.3],
-        }
-    ]
-
-
 def test_each_version_runs_twice_and_what_drifts_weighs_on_both(
     tmp_path, monkeypatch, capsys
 ):

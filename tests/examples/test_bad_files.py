@@ -9,14 +9,7 @@ import pytest
 from examples.common import files
 from examples.data import criteo, labeled, sentences, text
 from tests.examples import tiny
-
-
-def refused(function, *args):
-    with pytest.raises(SystemExit) as error:
-        function(*args)
-    sentence = str(error.value)
-    assert "\n" not in sentence
-    return sentence
+from tests.examples.tiny import refused
 
 
 def write(folder, content):
@@ -93,7 +86,6 @@ def test_examples_with_a_malformed_line(tmp_path):
         "many\n": "line 1: it is 'many', and is to be three whole numbers",
         "1 10 5\n7 0:1\n": "line 2: it is '7 0:1', and is to be labels below 5",
         "1 10 5\n\n3 10:1\n": "line 3: it is '3 10:1', and is to be labels below 5",
-        "1 10 5\n3 a:1\n": "line 2: it is '3 a:1'",
         "1 10 5\n3 1\n": "line 2: it is '3 1'",
         "1 10 5\n 1:1\n": "has no example with features and labels",
     }
@@ -126,7 +118,6 @@ def test_images_that_are_none(tmp_path):
     cases = [
         (grey, labels[:4], "images of shape [5, 2, 2] and labels of shape [4]"),
         (grey[0], labels[:2], "images of shape [2, 2]"),
-        (grey, labels - 1, "labels that are not whole numbers from 0"),
         (grey, labels / 2, "labels that are not whole numbers from 0"),
         (0 * grey, labels, "images that are all black"),
     ]

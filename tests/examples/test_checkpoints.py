@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from examples.common.checkpoints import Checkpoints
+from tests.examples.tiny import refused
 
 
 ABOUT = {"--sync": "rows", "--seed": 2}
@@ -36,14 +37,6 @@ def store(tmp_path):
 def again(store, **changes):
     """The same folder for another run."""
     return Checkpoints(store._folder, ABOUT | changes)
-
-
-def refused(function, *args):
-    with pytest.raises(SystemExit) as error:
-        function(*args)
-    sentence = str(error.value)
-    assert "\n" not in sentence
-    return sentence
 
 
 def test_a_full_disk_leaves_the_last_good_one(store):

@@ -5,14 +5,15 @@ import itertools
 import json
 import math
 import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
-from examples.common import command, devices, feeding, report, session
-from tests.examples import tiny
+from examples.common import command, devices, feeding, report
 
 
 SENT = {
@@ -72,18 +73,6 @@ def test_runs_that_went_on_from_other_steps_are_compared_where_both_have_losses(
     assert figures["rows"]["largest_loss_difference"] == 1.0
 
 
-def test_curves_for_tensorboard_are_read_back(tmp_path):
-    with session._Curves(str(tmp_path), "zen") as log:
-        log(1, {"loss": 3.5, "sync/the table/wire_bytes": 12.0})
-        log(2, {"loss": 2.5, "sync/the table/wire_bytes": 10.0})
-    found = tiny.curves(tmp_path / "zen")
-    assert found["loss"] == {1: 3.5, 2: 2.5}
-    assert found["sync/the_table/wire_bytes"] == {1: 12, 2: 10}  # tags have no spaces
-    with session._Curves(None, "dense") as log:
-        log(1, {"loss": 3.5})
-    assert [path.name for path in tmp_path.iterdir()] == ["zen"]
-
-
 def test_a_run_of_two_steps_has_no_time_of_a_step_and_json_has_no_nan():
     assert report.seconds([9.0, 1.0, 3.0, 2.0]) == (7.0, 2.0)
     compiling, step = report.seconds([9.0, 1.0])
@@ -117,3 +106,13 @@ def test_a_command_line_that_cannot_be(argv, sentence, capsys):
     with pytest.raises(SystemExit):
         command.parse(parser, argv)
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_demo_imports_what_its_extra_has_and_no_more():
+    code = (
+        "import sys, examples.language_model\n"
+        "found = {'flax', 'grain', 'orbax', 'sklearn', 'tensorboardX'} & set(sys.modules)\n"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

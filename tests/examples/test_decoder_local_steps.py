@@ -8,7 +8,6 @@ import pytest
 
 from examples import decoder_local_steps as example
 from examples.data.text import Corpus
-from tests import helpers
 
 
 RANKS, STEPS, EVERY = 4, 60, 3
@@ -35,7 +34,7 @@ def tiny():
     "methods",
     [
         ("data_parallel", "sparse_loco"),
-        *helpers.slow((("dgc", "diloco", "streaming_diloco", "demo"),)),
+        ("streaming_diloco", "demo"),
     ],
 )
 def test_methods_learn_and_send_what_they_say(tmp_path, methods):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 
 class Example(NamedTuple):
@@ -117,3 +118,12 @@ def run(name: str, monkeypatch, folder: Path, *options: str) -> Any:
     monkeypatch.setitem(module.SIZES, "small", example.size)
     given = [*example.data(folder), "--devices", str(example.devices), "--json"]
     return module.main([*given, *options]).runs
+
+
+def refused(function: Callable[..., Any], *args: Any) -> str:
+    """Calls what ends the script; returns the sentence with which it does."""
+    with pytest.raises(SystemExit) as error:
+        function(*args)
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    return sentence

@@ -26,6 +26,19 @@ def free_address():
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
+# The least of the ports that JAX takes in a launcher's job, to which it adds its number.
+LEAST_OF_LAUNCHERS = 61_440
+
+
+def free_port_of_launchers():
+    """Returns a free port among those that JAX takes for jobs of launchers."""
+    for port in range(LEAST_OF_LAUNCHERS + os.getpid() % 1000, 65_535):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError("there is no free port")
+
+
 def start(module, *arguments, **more):
     """Starts `python -m module arguments`, without this process's JAX_ variables.
 

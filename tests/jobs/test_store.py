@@ -4,10 +4,8 @@ import functools
 import math
 import time
 
-import pytest
-
 from sparsejax.errors import JobError
-from sparsejax.jobs import agreement, store, texts
+from sparsejax.jobs import agreement, store
 from tests.helpers import jobs
 
 
@@ -122,15 +120,3 @@ def test_processes_at_other_places_are_told(monkeypatch):
         assert isinstance(error, JobError)
         match = "process 0 said what it gives init where process 1 said its plan"
         assert match in str(error)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ({"b": {3, 1}, "a": (1, None)}, "{'a': (1, None), 'b': {1, 3}}"),
-        (store.Place(0, 2, None), "Place(process=0, processes=2, coordinator=None)"),
-        ([object()], "[<object object>]"),
-    ],
-)
-def test_a_value_is_the_same_text_in_all_processes(value, text):
-    assert texts.text_of(value) == text

@@ -19,7 +19,7 @@ from tests.kernels import checks
 from tests.ptx import runs
 from tests.ptx.launches import Gpu, Race
 from tests.ptx.machine.memory import Fault
-from tests.ptx.machine.program import Program
+from tests.ptx.machine.program import Instruction, Program
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -58,34 +58,29 @@ def _without(opcode: str, kernel: str = "") -> Callable[[Program], Program]:
     return edit
 
 
-def _other_atomics(old: str, new: str) -> Callable[[Program], Program]:
-    """Another operation for some atomic ones."""
+def _each(prefix: str, **change: Callable[[Instruction], object]):
+    """Changes fields of the instructions whose opcode begins so."""
+
+    def changed(one):
+        if not one.opcode.startswith(prefix):
+            return one
+        return dataclasses.replace(one, **{k: of(one) for k, of in change.items()})
 
     def edit(program):
-        instructions = tuple(
-            dataclasses.replace(one, opcode=one.opcode.replace(old, new))
-            if one.opcode.startswith("atom")
-            else one
-            for one in program.instructions
-        )
+        instructions = tuple(map(changed, program.instructions))
         return dataclasses.replace(program, instructions=instructions)
 
     return edit
+
+
+def _other_atomics(old: str, new: str) -> Callable[[Program], Program]:
+    """Another operation for some atomic ones."""
+    return _each("atom", opcode=lambda one: one.opcode.replace(old, new))
 
 
 def _unmasked(opcode: str) -> Callable[[Program], Program]:
     """Takes the predicate off the instructions with an opcode."""
-
-    def edit(program):
-        instructions = tuple(
-            dataclasses.replace(one, predicate=None, negated=False)
-            if one.opcode.startswith(opcode)
-            else one
-            for one in program.instructions
-        )
-        return dataclasses.replace(program, instructions=instructions)
-
-    return edit
+    return _each(opcode, predicate=lambda one: None, negated=lambda one: False)
 
 
 _PARTITION = "triton", "partition.py"

@@ -284,12 +284,9 @@ def test_instructions_that_do_nothing_but_lead_on(line):
     ("line", "said"),
     [
         ("sqrt.rn.f32 %r10, %r11;", "the machine does not know 'sqrt.rn.f32'"),
-        ("ld.global.v8.b32 %r10, [%rd1];", "does not know 'ld.global.v8.b32'"),
         ("ld.local.b32 %r10, [%rd1];", "does not know 'ld.local.b32'"),
-        ("atom.global.gpu.relaxed.add.f64 %rd10, [%rd1], %rd11;", "does not know 'atom"),
         ("atom.global.cta.relaxed.add.u32 %r10, [%rd1], 1;", "does not know 'atom"),
         ("bar.sync 1;", "does not know 'bar.sync'"),
-        ("membar.cta;", "does not know 'membar.cta'"),
         ("fence.proxy.async;", "does not know 'fence.proxy.async'"),
         ("bra $nowhere;", "does not know 'bra'"),
         ("add.s32 %rd10, %r11, %r12;", "%rd10 is not as wide as .s32"),

@@ -61,8 +61,6 @@ def test_a_read_of_what_nobody_has_written():
 def test_a_store_to_an_operand():
     with pytest.raises(Fault, match="writes to p_0, which is an operand"):
         run(f"{HERE}\nst.global.b32 [%rd10], %r1;", WORDS)
-    with pytest.raises(Fault, match="writes to p_0, which is an operand"):
-        run("atom.global.gpu.relaxed.add.u32 %r11, [%rd1], %r1;", WORDS)
 
 
 def test_pointers_are_aligned_to_16_bytes_and_no_more():
@@ -81,6 +79,7 @@ def test_registers_and_results_hold_garbage():
     body = "add.s64 %rd10, %rd1, %rd9;\nst.global.b32 [%rd10], %r20;"
     got = {run(body, results=(WORDS,), seed=seed)[0].tobytes() for seed in SEEDS}
     assert len(got) == len(SEEDS)
+    assert run(body, results=(WORDS,))[0].tobytes() in got  # of seed 0, once more
     left = {run("", results=(WORDS,), seed=seed)[0].tobytes() for seed in SEEDS}
     assert len(left) == len(SEEDS)
 
@@ -144,13 +143,15 @@ def test_lanes_of_one_store_that_collide():
 
 
 def test_an_atomic_operation_and_a_load_are_not_ordered():
+    """Whichever comes first."""
     body = """
-        atom.global.gpu.relaxed.add.u32 %r10, [%rd1], 1;
-        ld.global.b32 %r11, [%rd1];
+        setp.eq.b32 %p1, %r2, 0;
+        @%p1 atom.global.gpu.relaxed.add.u32 %r10, [%rd1], 1;
+        @!%p1 ld.global.b32 %r11, [%rd1];
     """
-    with pytest.raises(Race, match="nothing orders"):
-        run(body, blocks=2, results=(WORDS,), zeroed=True)
-    run(body.splitlines()[1], blocks=2, results=(WORDS,), zeroed=True)
+    for seed in SEEDS:
+        with pytest.raises(Race, match="nothing orders"):
+            run(body, blocks=2, results=(WORDS,), zeroed=True, seed=seed)
 
 
 # Each block adds one, and the last one sets the counter back to a value.
@@ -235,14 +236,7 @@ def test_an_atomic_operation_that_releases_makes_stores_visible(words):
 # --- Lanes.
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "bar.sync 0;",
-        "shfl.sync.idx.b32 %r12, %r10, 5, 31, -1;",
-        "redux.sync.add.s32 %r12, %r10, -1;",
-    ],
-)
+@pytest.mark.parametrize("line", ["bar.sync 0;", "redux.sync.add.s32 %r12, %r10, -1;"])
 def test_what_needs_all_lanes_after_some_went_another_way(line):
     body = f"""
         setp.lt.u32 %p1, %r1, 7;
@@ -254,14 +248,8 @@ def test_what_needs_all_lanes_after_some_went_another_way(line):
         run(body, shared=4)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "@%p1 shfl.sync.idx.b32 %r12, %r10, 5, 31, -1;",
-        "@%p1 redux.sync.add.s32 %r12, %r10, -1;",
-    ],
-)
-def test_what_needs_all_lanes_and_has_a_predicate(line):
+def test_what_needs_all_lanes_and_has_a_predicate():
+    line = "@%p1 shfl.sync.idx.b32 %r12, %r10, 5, 31, -1;"
     with pytest.raises(PtxError, match=r"small, line .*some lanes of a warp take no part"):
         run(f"setp.lt.u32 %p1, %r1, 7;\n{line}", shared=4)
 
@@ -320,13 +308,6 @@ def test_an_order_is_drawn_from_its_seed_and_can_be_given():
     assert one.ran.order[:3] == [1, 1, 0]
 
 
-def test_every_way_to_choose_is_drawn():
-    import random
-
-    ways = {Order(seed).start(random.Random(seed))._way for seed in range(40)}
-    assert ways == {*orders.WAYS}
-
-
 def test_the_shortest_order_of_a_fault():
     one = launch(FIRST, threads=128, results=(np.zeros(1, np.uint32),), zeroed=True)
     faults = 0
@@ -377,20 +358,3 @@ def test_parts_of_an_order_are_left_out_until_none_can_be():
     order = [*rng.integers(0, 6, 40), 3, *rng.integers(0, 6, 30), 1, 4]
     assert list(orders.shortest(order, fails)) == needed
     assert orders.shortest(order, lambda order: True) == ()
-
-
-def test_a_launch_repeats_to_the_byte():
-    body = "add.s64 %rd10, %rd1, %rd9;\nst.global.b32 [%rd10], %r20;"
-    assert (
-        run(body, results=(WORDS,))[0].tobytes() == run(body, results=(WORDS,))[0].tobytes()
-    )
-
-
-def test_a_program_without_one_instruction():
-    kernel = compiled(EXCHANGED.format(barrier="bar.sync 0;"), 1, 64, 256)
-    program = kernel.code.program
-    (barrier,) = [
-        i for i, one in enumerate(program.instructions) if one.opcode == "bar.sync"
-    ]
-    assert program.without(barrier).instructions[barrier].opcode == "nop"
-    assert program.instructions[barrier].opcode == "bar.sync"

@@ -15,15 +15,6 @@ WORKER = "tests.advise.doctor.agreeing_worker"
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 
-def joined(arguments):
-    """Processes of a worker, one for each list of arguments."""
-    address = processes.free_address()
-    return [
-        processes.fork(WORKER, address, rank, len(arguments), *given)
-        for rank, given in enumerate(arguments)
-    ]
-
-
 def outputs(jobs):
     try:
         return [job.communicate(timeout=processes.TIMEOUT)[0] for job in jobs]
@@ -33,22 +24,17 @@ def outputs(jobs):
             job.wait()
 
 
-def ended(job):
-    """Ends a process that would go on."""
-    job.kill()
-    job.communicate()
-
-
 @pytest.mark.parametrize(
-    ("arguments", "match"),
+    ("devices", "match"),
     [
-        ((["1"], ["1"]), r"^taken$"),
-        ((["1"], ["2"]), r"number of devices is 1 on host .*process 0.* 2 on .*process 1"),
-        ((["1", "7"], ["1"]), r"the argument steps is '7' on host .* '100' on host"),
+        ((1, 1), r"^taken$"),
+        ((1, 2), r"number of devices is 1 on host .*process 0.* 2 on .*process 1"),
     ],
 )
-def test_a_job_is_taken_or_refused_on_all_processes(arguments, match):
-    for output in outputs(joined(arguments)):
+def test_a_job_is_taken_or_refused_on_all_processes(devices, match):
+    address = processes.free_address()
+    jobs = [processes.fork(WORKER, address, i, 2, n) for i, n in enumerate(devices)]
+    for output in outputs(jobs):
         assert re.search(match, output, re.MULTILINE), output
 
 
@@ -67,21 +53,6 @@ def test_another_version_on_one_host_is_refused_on_all(tmp_path):
         assert re.search(r"optax is \S+ on host .*, and 9\.9\.9 on host", output), output
         assert "jax_enable_x64 is False on host" in output
         assert "Install the same on all hosts." in output
-
-
-def test_a_process_that_says_nothing_is_named_and_not_waited_for():
-    jobs = joined((["1", "short"], ["1", "short"], ["1", "late"]))
-    try:
-        for job in jobs[:2]:
-            output, _ = job.communicate(timeout=processes.TIMEOUT)
-            told = re.search(r"refused after (\d+) s: process 2 of 3 did not say", output)
-            # It waits for 4 s; on a busy machine it is told later.
-            assert told, output
-            assert 4 <= int(told[1]) < 30
-            assert re.search(r"within 4 s \(process 0 on \S+, process 1 on", output), output
-    finally:
-        for job in jobs:
-            ended(job)
 
 
 def doctor(*arguments, rank=None, address=None):
@@ -131,7 +102,8 @@ def test_the_doctor_ends_where_a_process_says_nothing():
     silent = processes.fork("tests.advise.doctor.silent_worker", address)
     examined = doctor("--timeout", "4", rank=0, address=address)
     output, _ = examined.communicate(timeout=processes.TIMEOUT)
-    ended(silent)
+    silent.kill()
+    silent.communicate()
     assert examined.returncode == 1, output
     assert "process 1 of 2 did not say whether it has its model within 4 s" in output
 
@@ -148,41 +120,10 @@ def test_the_doctor_says_where_a_model_is_missing_and_where_no_job_is():
     assert alone.returncode == 2
 
 
-def numbered(*numbers, of, environments):
-    """What processes say that join a job of so many as these numbers."""
-    address = processes.free_address()
-    worker = "tests.advise.doctor.numbered_worker"
-    return outputs(
-        [
-            processes.fork(worker, address, of, number, **more)
-            for number, more in zip(numbers, environments, strict=True)
-        ]
-    )
-
-
-def test_two_processes_of_one_number_are_refused_on_all_with_their_variables():
-    """As where a script takes the number on the host for that in the job."""
-    of_slurm = [{"SLURM_PROCID": str(i)} for i in range(3)]
-    host = socket.gethostname()
-    for output in numbered(0, 1, 1, of=3, environments=of_slurm):
-        assert "refused: process 1 was started more than once; there were " in output
-        assert f"process 0 on host {host} (SLURM_PROCID=0), process 1 on host " in output
-        for number in (1, 2):
-            assert f"{host} (SLURM_PROCID={number})" in output
-
-
-def test_a_number_that_the_environment_contradicts_is_refused_on_all():
-    others = [{"JAX_PROCESS_ID": "0"}, {"JAX_PROCESS_ID": "0"}]
-    for output in numbered(0, 1, of=2, environments=others):
-        match = rf"refused: host {socket.gethostname()} \(process 1\) has JAX_PROCESS_ID=0"
-        assert re.search(match, output), output
-
-
 def launched(monkeypatch, module, *line, numbers, of):
     """Processes that find their numbers in Slurm's variables."""
-    least = 61_440  # of the ports that JAX takes, by the job's number
-    port = next(p for p in range(least + os.getpid() % 1000, 65_535) if is_free(p))
-    job = {"JOB_ID": port - least, "STEP_NODELIST": "localhost", "NTASKS": of}
+    number = processes.free_port_of_launchers() - processes.LEAST_OF_LAUNCHERS
+    job = {"JOB_ID": number, "STEP_NODELIST": "localhost", "NTASKS": of}
     started = []
     for number in numbers:
         for name, value in (job | {"PROCID": number, "LOCALID": 0}).items():
@@ -191,32 +132,14 @@ def launched(monkeypatch, module, *line, numbers, of):
     return started
 
 
-def is_free(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
-@pytest.mark.parametrize(
-    ("module", "line", "numbers"),
-    [
-        ("sparsejax", ["doctor", "--job", "--timeout", "60"], (0, 1, 1)),
-        (
-            "examples.multi_host.start",
-            ["examples.multi_host.train", "--steps", "20"],
-            (0, 0, 1),
-        ),
-    ],
-)
-def test_one_number_of_a_launcher_for_two_is_refused_on_all(
-    monkeypatch, module, line, numbers
-):
-    jobs = launched(monkeypatch, module, *line, numbers=numbers, of=3)
+def test_one_number_of_a_launcher_for_two_is_refused_on_all(monkeypatch):
+    line = "doctor", "--job", "--timeout", "60"
+    jobs = launched(monkeypatch, "sparsejax", *line, numbers=(0, 1, 1), of=3)
     host = socket.gethostname()
-    twice = max(numbers, key=numbers.count)
-    where = f"{host} (SLURM_PROCID={twice})"
+    where = f"{host} (SLURM_PROCID=1)"
     for output in outputs(jobs):
-        assert f"process {twice} was started more than once; there were process" in output
-        assert f"process {twice} on host {where} and {where}" in output
+        assert "process 1 was started more than once; there were process 0" in output
+        assert f"process 1 on host {where} and {where}" in output
     assert [job.returncode for job in jobs] == [1, 1, 1]
 
 

@@ -13,7 +13,6 @@ from benchmarks.device import (
     costs,
     graphs,
     loads,
-    plot,
 )
 from benchmarks.device.traffic import Work
 from benchmarks.device.walk import Counts
@@ -29,17 +28,6 @@ def test_a_step_that_takes_more_than_its_ceiling_is_named(kernels):
         (line,) = ceilings.exceeded(*which, over)
         assert f" on 65,536 x 64 takes {field}" in line
         assert ("zen by triton" in line) == (kernels == "triton")
-
-
-@pytest.mark.parametrize("backends", [("reference",), ("triton",), ("reference", "triton")])
-def test_steps_are_counted_by_the_kernels_that_there_are(monkeypatch, backends):
-    asked = []
-    nothing = graphs.Graphs(captured=1, outside={}, graphs=1, asks=0)
-    none = compiled.Counted(Counts(), 0, 0.0, mock.Mock(), nothing)
-    taking = lambda *given: asked.append(given[-1]) or none
-    monkeypatch.setattr(ceilings.compiled, "counted", taking)
-    assert ceilings.check(mock.Mock(), mock.Mock(), backends) == []
-    assert set(asked) == {"auto" if x == "reference" else x for x in backends}
 
 
 @pytest.mark.parametrize("by_ptx", [True, False])
@@ -106,13 +94,3 @@ def test_what_is_held_is_compiled_with_the_kernels_that_are_counted(monkeypatch)
     held = program.hold("zen", load, one, gpus, cpus, "triton")
     assert held["units"] == load.held < load.units
     assert asked == ["triton"]
-
-
-def test_what_is_drawn_of_a_scheme_is_its_step_by_default():
-    rows = [
-        {"load": load, "scheme": "zen", "kernels": kernels}
-        for load in ("numbers", "rows")
-        for kernels in (None, "pallas", "triton")
-    ]
-    older = {"load": "rows", "scheme": "agsparse"}  # by no kernels of ours
-    assert plot.by_scheme([*rows, older], "rows") == {"zen": rows[3], "agsparse": older}

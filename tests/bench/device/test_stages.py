@@ -38,11 +38,7 @@ def test_rounds_and_tiles_follow_from_the_ladder():
     assert known.taken((*place, turns.SWITCH), 2) == [1 / 3, 2 / 3]
 
 
-@pytest.mark.parametrize(
-    ("side", "last"),
-    [*zip(turns.SIDES, turns.LAST, strict=True)],
-    ids=["behind", "inside"],
-)
+@pytest.mark.parametrize(("side", "last"), [*zip(turns.SIDES, turns.LAST, strict=True)])
 def test_one_switch_takes_nothing_a_message_or_several(side, last):
     rungs = (Rung(16, None, 0, 1100), Rung(64, None, 0, 4200))
     counts = np.full((16, 4), 1)

@@ -102,12 +102,9 @@ def test_a_loop_in_a_loop_waits_for_each_test_of_both():
     # Each test is a launch, each outer turn a copy, each inner one a kernel.
     assert done.launches == (4 + 3 * 3) + 3 + 3 * 2
     assert done.written == 1 * (4 + 3 * 3) + 1024 * (3 + 3 * 2)
-
-
-def test_a_loop_of_known_length_waits_for_nothing():
+    # A loop of known length waits for nothing.
     done = counted(LOOPS.replace("INSIDE", KNOWN), {OUTER: 3}.__getitem__)
-    assert done.waits == 4
-    assert done.launches == 4 + 3 * (1 + 5)
+    assert (done.waits, done.launches) == (4, 4 + 3 * (1 + 5))
 
 
 def test_a_conditional_waits_once_and_takes_its_branches_by_their_shares():
@@ -143,6 +140,28 @@ def test_memory_for_what_a_kernel_writes_is_no_launch():
     assert counted(text).launches == 1
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # What computes nothing, and a kernel.
+        (
+            "%b = f32[16,16]{1,0} bitcast(%x)",
+            "%t = (f32[16,16]{1,0}, f32[256]{0}) tuple(%b, %x)",
+            "%g = f32[256]{0} get-tuple-element(%t), index=1",
+            "ROOT %y = f32[256]{0} fusion(%g), kind=kLoop, calls=%double",
+        ),
+        # A copy in two parts.
+        (
+            "%s = (f32[256]{0}, f32[256]{0}, u32[]) copy-start(%x)",
+            "ROOT %d = f32[256]{0} copy-done(%s)",
+        ),
+    ],
+)
+def test_an_array_is_moved_once_by_one_launch(lines):
+    done = counted(entry(*lines))
+    assert (done.launches, done.read, done.written) == (1, 1024, 1024)
+
+
 def test_true_and_false_are_branches_one_and_zero():
     line = (
         "%c = f32[] conditional(%p, %a, %b), true_computation=%yes, false_computation=%no"
@@ -150,27 +169,6 @@ def test_true_and_false_are_branches_one_and_zero():
     text = entry("%p = pred[] constant(true)", "%a = f32[] constant(1)",
                  "%b = f32[] constant(2)", line)  # fmt: skip
     assert hlo.parse(text).entry.instructions["c"].branches == ("no", "yes")
-
-
-def test_what_computes_nothing_is_no_launch():
-    text = entry(
-        "%b = f32[16,16]{1,0} bitcast(%x)",
-        "%t = (f32[16,16]{1,0}, f32[256]{0}) tuple(%b, %x)",
-        "%g = f32[256]{0} get-tuple-element(%t), index=1",
-        "ROOT %y = f32[256]{0} fusion(%g), kind=kLoop, calls=%double",
-    )
-    done = counted(text)
-    assert (done.launches, done.read, done.written) == (1, 1024, 1024)
-
-
-def test_an_asynchronous_copy_moves_its_array_once():
-    done = counted(
-        entry(
-            "%s = (f32[256]{0}, f32[256]{0}, u32[]) copy-start(%x)",
-            "ROOT %d = f32[256]{0} copy-done(%s)",
-        )
-    )
-    assert (done.launches, done.read, done.written) == (1, 1024, 1024)
 
 
 @pytest.mark.parametrize(
@@ -201,28 +199,16 @@ def test_bytes_of_each_collective_among_four(kind, result, sent):
     assert (done.sent, done.read, done.written) == (sent, 1024, 4 * result)
 
 
-def test_a_slice_that_is_updated_in_place_moves_the_slice():
-    update = """
-%update (whole: f32[1000000], part: f32[256], at: s32[]) -> f32[1000000] {
+UPDATED = """
+%change (whole: f32[1000000], part: f32[256], at: s32[]) -> f32[1000000] {
   %whole = f32[1000000]{0} parameter(0)
   %part = f32[256]{0} parameter(1)
   %at = s32[] parameter(2)
   ROOT %done = f32[1000000]{0} dynamic-update-slice(%whole, %part, %at)
 }
 """
-    text = entry(
-        "%w = f32[1000000]{0} constant({...})",
-        "%i = s32[] constant(0)",
-        "ROOT %y = f32[1000000]{0} fusion(%w, %x, %i), kind=kLoop, calls=%update",
-        more=update,
-    )
-    done = counted(text)
-    assert (done.read, done.written) == (1024 + 4, 1024)
-
-
-def test_of_a_slice_no_more_is_read_than_is_taken_of_it():
-    more = """
-%take (whole: f32[1000000]) -> f32[8] {
+TAKEN = """
+%change (whole: f32[1000000], part: f32[256], at: s32[]) -> f32[8] {
   %whole = f32[1000000]{0} parameter(0)
   %half = f32[500000]{0} slice(%whole), slice={[0:500000]}
   %rows = f32[1000,500]{1,0} bitcast(%half)
@@ -230,13 +216,22 @@ def test_of_a_slice_no_more_is_read_than_is_taken_of_it():
   ROOT %done = f32[8]{0} bitcast(%some)
 }
 """
+
+
+@pytest.mark.parametrize(
+    ("change", "made", "moved"),
+    [(UPDATED, 1_000_000, (1024 + 4, 1024)), (TAKEN, 8, (32, 32))],
+    ids=["updated in place", "taken"],
+)
+def test_of_a_large_array_only_a_slice_moves(change, made, moved):
     text = entry(
         "%w = f32[1000000]{0} constant({...})",
-        "ROOT %y = f32[8]{0} fusion(%w), kind=kLoop, calls=%take",
-        more=more,
+        "%i = s32[] constant(0)",
+        f"ROOT %y = f32[{made}]{{0}} fusion(%w, %x, %i), kind=kLoop, calls=%change",
+        more=change,
     )
     done = counted(text)
-    assert (done.read, done.written) == (32, 32)
+    assert (done.read, done.written) == moved
 
 
 @pytest.mark.parametrize(("combine", "again"), [("a", 1), ("b", 0)])

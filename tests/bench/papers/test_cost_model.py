@@ -1,14 +1,12 @@
-"""The papers' formulas against the bytes that `wire` counts for a run.
+"""The papers' formulas against the bytes of runs, and against messages written down.
 
 A scheme that is built runs on simulated ranks. For one that is not, the messages of its
-algorithm are written down here with the functions of `wire`, on buffers of the sizes that
-its paper assumes, and traced.
+algorithm are written down here, as long as its paper assumes.
 """
 
 import functools
 import math
 
-import jax
 import numpy as np
 import pytest
 
@@ -17,14 +15,12 @@ from benchmarks.papers.formulas.cost_model import Cost, Workload
 from sparsejax import schemes
 from sparsejax.advise.tensors import saved
 from sparsejax.errors import ArgumentError
-from sparsejax.wire import gathers
 from tests import helpers
-from tests.helpers import WIRE
 
 
 # --- Schemes that are built.
 
-UNITS, DENSITY = 1 << 17, 0.02
+UNITS, DENSITY, RANKS = 1 << 17, 0.02, 4
 BUILT = {
     "all_reduce": (schemes.AllReduce(), cost_model.all_reduce),
     "balanced_parallelism": (
@@ -55,25 +51,13 @@ BUILT = {
 }
 
 
-# Made of the same messages.
-LIKE_OTHERS = (
-    *("balanced_parallelism_with_bitmap", "sparcml", "sparcml_split", "sparcml_dense"),
-    *("ag_sparse", "sparse_ps"),
-)
-
-
 def split_and_dense(load):
     """A set on the way in, the dense array on the way back (SparCML's DSAR)."""
     return load.set_bytes + load.dense_bytes
 
 
-RANKS = [2, *helpers.slow(8)]
-
-
-@functools.cache
-def runner(name, n):
+def runner(scheme, n):
     """What a scheme sends on n ranks and the sum's density, compiled once."""
-    scheme, _ = BUILT[name]
 
     def run(x):
         traffic = helpers.call(scheme, x, helpers.init(scheme, x)).traffic
@@ -105,47 +89,37 @@ def workload(overlap, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", ["same", "disjoint", "independent"])
-@pytest.mark.parametrize(
-    ("name", "n"),
-    [
-        *((name, 2) for name in BUILT if name not in LIKE_OTHERS),
-        *helpers.slow(*((name, 2) for name in LIKE_OTHERS)),
-        *helpers.slow(*((name, n) for name in BUILT for n in (8,))),
-    ],
-)
-def test_a_run_needs_the_bytes_of_its_formula(name, n, overlap):
-    x = gradients(overlap, n)
-    payload, sent, density = runner(name, n)(x)
-    load = workload(overlap, n)
-    # 2%: a header of 4 bytes a message is 0.2% of the shortest one, and of random sets the
-    # fullest partial sum is a little fuller than the mean one.
-    assert payload[0] == pytest.approx(BUILT[name][1](load).bytes, rel=0.02)
-    assert sent[0] >= payload[0]
-    if name != "all_reduce":  # which does not look
-        assert density[0] == pytest.approx(load.density * load.gamma(n), rel=0.02)
+@pytest.mark.parametrize("name", BUILT)
+def test_a_run_needs_the_bytes_of_its_formula(name):
+    scheme, formula = BUILT[name]
+    run = runner(scheme, RANKS)
+    for overlap in ("same", "disjoint", "independent"):
+        payload, sent, density = run(gradients(overlap, RANKS))
+        load = workload(overlap, RANKS)
+        # 2%: a header of 4 bytes a message is 0.2% of the shortest one, and of random sets
+        # the fullest partial sum is a little fuller than the mean one.
+        assert payload[0] == pytest.approx(formula(load).bytes, rel=0.02)
+        assert sent[0] >= payload[0]
+        if name != "all_reduce":  # which does not look
+            assert density[0] == pytest.approx(load.density * load.gamma(RANKS), rel=0.02)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", RANKS)
-def test_a_broadcast_by_all_servers_at_once_sends_less_than_its_formula(n):
+def test_a_broadcast_by_all_servers_at_once_sends_less_than_its_formula():
     """In the paper servers broadcast one after another, each with a scatter of its own."""
-    scheme = schemes.SparsePS("broadcast")
-    run = helpers.ranked(lambda x: helpers.call(scheme, x).traffic.payload, n)
-    load = workload("independent", n)
-    formula = cost_model.sparse_ps_broadcast(load).bytes
-    payload = run(gradients("independent", n))[0]
+    n, load = RANKS, workload("independent", RANKS)
+    run = runner(schemes.SparsePS("broadcast"), n)
+    payload = run(gradients("independent", n))[0][0]
     push = (n - 1) / n * load.set_bytes
     pull = (n - 1) / n * (1 + 1 / n) * load.sum_bytes
     assert payload == pytest.approx(push + pull, rel=0.02)
-    assert payload <= formula * 1.02
+    assert payload <= cost_model.sparse_ps_broadcast(load).bytes * 1.02
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", RANKS)
-def test_omni_reduce_sends_the_blocks_of_its_formula(n):
-    block, scheme = 64, schemes.OmniReduce(block=64)
-    run = helpers.ranked(lambda x: helpers.call(scheme, x).traffic.payload, n)
+def test_omni_reduce_sends_the_blocks_of_its_formula():
+    n, block = RANKS, 64
+    run = runner(schemes.OmniReduce(block=block), n)
     # Whole blocks, one in fifty, so that their density is exact.
     rng = np.random.default_rng(0)
     count, blocks = 40, UNITS // block
@@ -155,28 +129,28 @@ def test_omni_reduce_sends_the_blocks_of_its_formula(n):
     x = np.repeat(mask, block, axis=1).astype(np.float32)
     growth = [
         np.mean([mask[i : i + k].any(0).sum() for i in range(0, n, k)]) / count
-        for k in (2, 4, 8)
-        if k <= n
+        for k in (2, 4)
     ]
     load = workload("independent", n)
     formula = cost_model.omni_reduce(load, block, count / blocks, tuple(growth)).bytes
     # Offsets and headers come on top: 4 bytes to a block of 256.
-    assert formula <= run(x)[0] <= formula * 1.03
+    assert formula <= run(x)[0][0] <= formula * 1.03
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [3, 5, 6])
+@pytest.mark.parametrize("n", [3, 6])
 def test_ranks_beyond_a_power_of_two_fold_as_in_our_scheme(n):
     """Disjoint sets, whose ratios between the known points are exact."""
     load = workload("disjoint", n)
-    payload, _, _ = runner("hierarchical_centralization", n)(gradients("disjoint", n))
+    scheme, _ = BUILT["hierarchical_centralization"]
+    payload, _, _ = runner(scheme, n)(gradients("disjoint", n))
     cost = cost_model.hierarchical_centralization(load)
     assert payload[0] == pytest.approx(cost.bytes, rel=0.02)
     # A fold, 1 or 2 swaps, an unfold.
     assert cost.rounds == (3 if n == 3 else 4)
 
 
-# --- Algorithms written down: generators over the bytes of each message.
+# --- Algorithms written down: messages that follow one another, and the words of each.
 
 N = 8  # ranks
 WORD = 4
@@ -184,312 +158,154 @@ K = 4096  # entries chosen, two words each
 NUMBERS = 1 << 16
 GROWTH = (1.5, 2.5, 4.0)
 LOAD = Workload(N, NUMBERS, WORD, 1 / 16, GROWTH)
+SKEWED = Workload(N, NUMBERS, WORD, 1 / 16, GROWTH, skewness=3.0)
 SET = NUMBERS // 16  # entries of one rank
+SUM = 4 * SET  # entries of the sum of all
 
 
-def ahead(distance, n=N):
-    return tuple((rank, (rank + distance) % n) for rank in range(n))
+def to_others(words):
+    """To every other rank a message of so many words, its own or the same."""
+    return N - 1, words
 
 
-def across(distance):
-    return tuple((rank, rank ^ distance) for rank in range(N))
-
-
-def send(words, count, pairs):
-    return WIRE.permute(words(count), pairs)[1]
-
-
-def to_all_from_all(words, each, n=N):
-    """To every rank a message of its own."""
-    return WIRE.all_to_all(words(n, each))[1]
-
-
-def to_all(words, each):
-    """To every rank the same message."""
-    return WIRE.all_gather(words(each))[1]
-
-
-def team_gather(words, each, size, stride=1):
-    """A Bruck all-gather in teams of ranks that are a stride apart."""
+def gathered(block, ranks=N):
+    """Bruck's all-gather of blocks: of all that a rank has, as far as others lack it."""
     have = 1
-    while have < size:
-        sent = min(have, size - have)
-        pairs = []
-        for rank in range(N):
-            place = rank // stride % size
-            pairs.append((rank, rank + ((place - have) % size - place) * stride))
-        yield send(words, sent * each, tuple(pairs))
+    while have < ranks:
+        sent = min(have, ranks - have)
+        yield 1, sent * block
         have += sent
 
 
-def all_reduce(words):
-    yield WIRE.psum(words(NUMBERS))[1]
-
-
-def ag_sparse(words):
-    yield to_all(words, 2 * SET)
-
-
-def without_index(words):
-    yield to_all_from_all(words, SET // N)
-    yield to_all(words, SET * 4 // N)
-
-
-def sparse_ps(words):
-    """One range has 3 of 8 parts of all entries, and all messages are as long as its."""
-    yield to_all_from_all(words, 2 * 3 * SET // N)
-    yield to_all(words, 2 * 3 * SET * 4 // N)
-
-
-def broadcast_tree(words):
-    yield to_all_from_all(words, 2 * 3 * SET // N)
-    for distance in (1, 2, 4):
-        pairs = tuple((rank, rank + distance) for rank in range(distance))
-        yield send(words, 2 * SET * 4, pairs)
-
-
-def broadcast_scatter(words):
-    yield to_all_from_all(words, 2 * 3 * SET // N)
-    for rank in range(1, N):
-        yield send(words, 2 * SET * 4 // N, ((0, rank),))
-    yield to_all(words, 2 * SET * 4 // N)
-
-
-def ring(words):
-    for stage in range(1, N):
-        yield send(words, round(2 * SET * LOAD.gamma(stage) / N), ahead(1))
-
-
-def hierarchy(words):
-    """Every partition has a tree of its own: halving."""
-    yield send(words, SET, across(4))
-    yield send(words, SET * 3 // 2 // 2, across(2))
-    yield send(words, SET * 5 // 2 // 4, across(1))
-
-
-def omni_reduce(words):
-    """Blocks of 256, half of them, all of them in the sum."""
-    yield to_all_from_all(words, NUMBERS // 2 // N)
-    yield to_all(words, NUMBERS // N)
-
-
-def embrace_all_to_all(words):
-    for _ in ("looked-up rows", "gradients"):
-        yield to_all_from_all(words, NUMBERS // 16 // N)
-
-
-def embrace_ps(words):
-    """A server on each of 4 nodes has a quarter; what the first one sends and gets."""
-    for rank in range(N):
-        yield send(words, NUMBERS // 16 // 4, ((0, rank),))
-        yield send(words, NUMBERS // 16 // 4, ((rank, 0),))
-
-
-def all_gather(words):
-    yield to_all(words, NUMBERS // 16)
-
-
-def halving_and_doubling(words):
-    for distance in (4, 2, 1):
-        yield send(words, NUMBERS // N * distance, across(distance))
-    for distance in (1, 2, 4):
-        yield send(words, NUMBERS // N * distance, across(distance))
-
-
-def topk_a(words):
-    yield gathers.bruck_all_gather(words(2 * K), WIRE)[1]
-
-
-def topk_dsa_low(words):
-    yield to_all_from_all(words, 2 * K // N)
-    yield from team_gather(words, 2 * K // N, N)
-
-
-def topk_dsa_high(words):
-    yield to_all_from_all(words, 2 * K // N)
-    yield from team_gather(words, NUMBERS // N, N)
-
-
-def g_topk(words):
-    for distance in (1, 2, 4):
-        up = tuple((rank + distance, rank) for rank in range(0, N, 2 * distance))
-        yield send(words, 2 * K, up)
-    for distance in (4, 2, 1):
-        down = tuple((rank, rank + distance) for rank in range(0, N, 2 * distance))
-        yield send(words, 2 * K, down)
-
-
-def ok_topk_low(words):
-    yield from team_gather(words, 2 * K // N, N)
-
-
-def ok_topk_high(words):
-    """One rank has all winners and hands each other rank a share."""
-    yield to_all_from_all(words, 2 * K // N)
-    for rank in range(1, N):
-        yield send(words, 2 * K // N, ((0, rank),))
-    yield from team_gather(words, 2 * K // N, N)
-
-
-def spar_reduce_scatter(words, block, size):
-    """Bags of 4, 2 and 1 blocks, so far as there are blocks, to ranks of the same team."""
-    left = size
+def bags(block, ranks=N):
+    """SparDL's reduce-scatter: of the blocks that are left, those beyond a power of two."""
+    left = ranks
     while left > 1:
-        distance = 1 << ((left - 1).bit_length() - 1)
-        pairs = tuple(
-            (rank, rank // size * size + (rank % size + distance) % size)
-            for rank in range(N // size * size)
-        )
-        yield send(words, (left - distance) * block, pairs)
-        left = distance
+        kept = 1 << ((left - 1).bit_length() - 1)
+        yield 1, (left - kept) * block
+        left = kept
 
 
-def spar_dl(words):
-    yield from spar_reduce_scatter(words, 2 * K // N, N)
-    yield from team_gather(words, 2 * K // N, N)
-
-
-def r_sag(words, teams):
+def r_sag(teams):
     size = N // teams
     block = 2 * K // size
-    yield from spar_reduce_scatter(words, block, size)
-    distance = size
-    while distance < N:
-        yield send(words, block, across(distance))
-        distance *= 2
-    yield from team_gather(words, block, size)
+    swaps = teams.bit_length() - 1, block
+    return [*bags(block, size), swaps, *gathered(block, size)]
 
 
-def b_sag(words, teams, chosen, held):
-    """`chosen` and `held` in units of k/P entries."""
-    size = N // teams
-    yield from spar_reduce_scatter(words, 2 * K // size, size)
-    yield from team_gather(words, chosen * 2 * K // N, teams, stride=size)
-    yield from team_gather(words, held * 2 * K // N, size)
+def b_sag(teams, chosen):
+    """`chosen` in units of k/P entries, between teams and within them."""
+    size, block = N // teams, chosen * 2 * K // N
+    within = gathered(block, size)
+    return [*bags(2 * K // size, size), *gathered(block, teams), *within]
 
 
-SKEWED = Workload(N, NUMBERS, WORD, 1 / 16, GROWTH, skewness=3.0)
 by_tree = functools.partial(cost_model.sparse_ps_broadcast, algorithm="binomial")
 low = lambda pair: pair[0]
 high = lambda pair: pair[1]
+ALL_REDUCE = [(2 * (N - 1), NUMBERS / N)]
+HALVES = [(1, NUMBERS // N * distance) for distance in (4, 2, 1)]
+# In one range are 3 of 8 parts of all entries, and all messages are as long as its.
+PUSHED = to_others(2 * 3 * SET // N)
+SPLIT = to_others(2 * K // N)
+TO_SERVERS = NUMBERS // 16 // 4  # of four nodes each has a quarter
 # The formula, the algorithm, and how many more rounds the formula counts.
 WRITTEN = {
-    "all_reduce": (cost_model.all_reduce(LOAD), all_reduce, 0),
-    "ag_sparse": (cost_model.ag_sparse(LOAD), ag_sparse, 0),
-    "without index": (
-        cost_model.balanced_parallelism_without_index(LOAD),
-        without_index,
+    "broadcast, tree": (by_tree(SKEWED), [PUSHED, (3, 2 * SUM)], 0),
+    "broadcast, scatter": (
+        cost_model.sparse_ps_broadcast(SKEWED),
+        [PUSHED, *2 * [to_others(2 * SUM // N)]],
         0,
     ),
-    "sparse_ps": (cost_model.sparse_ps(SKEWED), sparse_ps, 0),
-    "broadcast, tree": (by_tree(SKEWED), broadcast_tree, 0),
-    "broadcast, scatter": (cost_model.sparse_ps_broadcast(SKEWED), broadcast_scatter, 0),
-    "ring": (cost_model.ring_parallelism_push(LOAD), ring, 0),
-    "hierarchy": (cost_model.hierarchy_parallelism_push(LOAD), hierarchy, 0),
-    "omni_reduce": (
-        cost_model.omni_reduce(LOAD, 256, 0.5, (1.5, 2, 2)),
-        omni_reduce,
+    "ring": (
+        cost_model.ring_parallelism_push(LOAD),
+        [(1, 2 * SET * LOAD.gamma(stage) / N) for stage in range(1, N)],
         0,
     ),
+    # Every partition has a tree of its own: halving.
+    "hierarchy": (
+        cost_model.hierarchy_parallelism_push(LOAD),
+        [(1, SET), (1, SET * 1.5 / 2), (1, SET * 2.5 / 4)],
+        0,
+    ),
+    # Looked-up rows, and gradients.
     "EmbRace AlltoAll": (
         cost_tables.embrace_all_to_all(4 * NUMBERS, 1 / 16, N),
-        embrace_all_to_all,
+        2 * [to_others(NUMBERS // 16 // N)],
         0,
     ),
-    "EmbRace AllReduce": (cost_tables.embrace_all_reduce(4 * NUMBERS, N), all_reduce, 0),
-    "EmbRace PS": (cost_tables.embrace_ps(4 * NUMBERS, 1 / 16, N, 4), embrace_ps, 0),
+    "EmbRace AllReduce": (cost_tables.embrace_all_reduce(4 * NUMBERS, N), ALL_REDUCE, 0),
+    # What the first server sends and gets.
+    "EmbRace PS": (
+        cost_tables.embrace_ps(4 * NUMBERS, 1 / 16, N, 4),
+        [(2 * N, TO_SERVERS)],
+        0,
+    ),
     "EmbRace AllGather": (
         cost_tables.embrace_all_gather(4 * NUMBERS, 1 / 16, N),
-        all_gather,
+        [to_others(NUMBERS // 16)],
         0,
     ),
-    "DRAGONN full": (cost_tables.dragonn_full(NUMBERS, 4, N), all_reduce, 0),
-    "DRAGONN sparse": (cost_tables.dragonn_sparse(NUMBERS, 4, 1 / 16, N), all_gather, 0),
-    "Dense": (cost_tables.dense(NUMBERS, N), halving_and_doubling, 0),
-    "TopkA": (cost_tables.topk_a(K, N), topk_a, 0),
-    "Gaussiank": (cost_tables.gaussian_k(K, N), topk_a, 0),
+    "Dense": (cost_tables.dense(NUMBERS, N), 2 * HALVES, 0),
+    "TopkA": (cost_tables.topk_a(K, N), gathered(2 * K), 0),
     # The table counts P for the P - 1 of the split, and log P = 3 twice.
-    "TopkDSA, low": (low(cost_tables.topk_dsa(K, NUMBERS, N)), topk_dsa_low, 1 + 3),
-    "TopkDSA, high": (high(cost_tables.topk_dsa(K, NUMBERS, N)), topk_dsa_high, 1 + 3),
-    "gTopk": (cost_tables.g_topk(K, N), g_topk, 0),
+    "TopkDSA, low": (
+        low(cost_tables.topk_dsa(K, NUMBERS, N)),
+        [SPLIT, *gathered(2 * K // N)],
+        1 + 3,
+    ),
+    "TopkDSA, high": (
+        high(cost_tables.topk_dsa(K, NUMBERS, N)),
+        [SPLIT, *gathered(NUMBERS // N)],
+        1 + 3,
+    ),
+    # Up a tree, and down.
+    "gTopk": (cost_tables.g_topk(K, N), [(6, 2 * K)], 0),
     # One number of rounds for both ends: no split and no balancing, and no sizes.
-    "Ok-Topk, low": (low(cost_tables.ok_topk(K, N)), ok_topk_low, 8 + 8 + 3),
-    # P for P - 1 twice, and the 3 rounds in which sizes are gathered.
-    "Ok-Topk, high": (high(cost_tables.ok_topk(K, N)), ok_topk_high, 1 + 1 + 3),
-    "SparDL": (cost_tables.spar_dl(K, N), spar_dl, 0),
+    "Ok-Topk, low": (low(cost_tables.ok_topk(K, N)), gathered(2 * K // N), 8 + 8 + 3),
+    # One rank has all winners and hands each other rank a share. P for P - 1 twice, and the
+    # 3 rounds in which sizes are gathered.
+    "Ok-Topk, high": (
+        high(cost_tables.ok_topk(K, N)),
+        [SPLIT, to_others(2 * K // N), *gathered(2 * K // N)],
+        1 + 1 + 3,
+    ),
 }
-for teams in (1, 2, 4, 8):
-    WRITTEN[f"R-SAG, {teams} teams"] = (
-        cost_tables.spar_dl_r_sag(K, N, teams),
-        functools.partial(r_sag, teams=teams),
-        0,
-    )
+for teams in (1, 2, 4):
     bounds = cost_tables.spar_dl_b_sag(K, N, teams)
-    WRITTEN[f"B-SAG, {teams} teams, low"] = (
-        low(bounds),
-        functools.partial(b_sag, teams=teams, chosen=1, held=1),
-        0,
-    )
-    WRITTEN[f"B-SAG, {teams} teams, high"] = (
-        high(bounds),
-        functools.partial(b_sag, teams=teams, chosen=teams, held=teams),
-        0,
-    )
-
-
-def counted(algorithm, n=N):
-    """The messages of one rank that follow one another, and their bytes."""
-    sent = []
-
-    def run(x):
-        def words(*shape):
-            return x[: math.prod(shape)].reshape(shape)
-
-        sent.extend(algorithm(words))
-        return x
-
-    # Room for the longest buffer, the TopkDSA's dense half of the sums.
-    x = jax.ShapeDtypeStruct((n, 4 * NUMBERS), np.float32)
-    found = helpers.traced_collectives(run, x, n, check_vma=False)
-    messages = {
-        "psum": 2 * (n - 1),
-        "all_gather": n - 1,
-        "all_to_all": n - 1,
-        "ppermute": 1,
+    WRITTEN |= {
+        f"R-SAG, {teams} teams": (
+            cost_tables.spar_dl_r_sag(K, N, teams),
+            r_sag(teams),
+            0,
+        ),
+        f"B-SAG, {teams} teams, low": (low(bounds), b_sag(teams, 1), 0),
+        f"B-SAG, {teams} teams, high": (high(bounds), b_sag(teams, teams), 0),
     }
-    return Cost(sum(messages[c.name] for c in found), sum(sent))
+
+
+def counted(messages):
+    """How many messages follow one another, and their bytes."""
+    messages = [*messages]
+    words = sum(count * each for count, each in messages)
+    return Cost(sum(count for count, _ in messages), WORD * words)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_an_algorithm_sends_the_bytes_and_messages_of_its_formula(name):
-    formula, algorithm, more_rounds = WRITTEN[name]
-    found = counted(algorithm)
-    # The ring's ratios between known points give sizes that are rounded to words.
-    assert found.bytes == pytest.approx(formula.bytes, rel=1e-3 if name == "ring" else 1e-9)
+    formula, messages, more_rounds = WRITTEN[name]
+    found = counted(messages)
+    assert found.bytes == pytest.approx(formula.bytes)
     assert found.rounds == formula.rounds - more_rounds
 
 
-@pytest.mark.parametrize("n", [3, 5, 6, 7])
+@pytest.mark.parametrize("n", [3, 6, 7, 8])
 def test_spar_dl_needs_no_power_of_two(n):
     k = 5 * 6 * 7 * 8
-
-    def algorithm(words):
-        held = n
-        while held > 1:
-            distance = 1 << ((held - 1).bit_length() - 1)
-            yield send(words, (held - distance) * 2 * k // n, ahead(distance, n))
-            held = distance
-        yield gathers.bruck_all_gather(words(2 * k // n), WIRE)[1]
-
-    found, formula = counted(algorithm, n), cost_tables.spar_dl(k, n)
+    found = counted([*bags(2 * k // n, n), *gathered(2 * k // n, n)])
+    formula = cost_tables.spar_dl(k, n)
     assert found.bytes == pytest.approx(formula.bytes)
     assert found.rounds == formula.rounds
-
-
-def test_a_hash_bitmap_is_a_bit_for_every_unit():
-    # n servers send |G|/n bits each, in words of 32.
-    found = counted(lambda words: [N * send(words, NUMBERS // N // 32, ahead(1))])
-    assert found.bytes == cost_model.hash_bitmap(LOAD).bytes == NUMBERS / 8
 
 
 # --- Arithmetic by hand.
@@ -512,12 +328,6 @@ def test_two_ranks_by_hand():
         "sparse_ps": (2, pytest.approx(80 + 120)),
         "sparse_ps_broadcast": (3, pytest.approx(80 + 120)),
     }
-
-
-def test_time_is_messages_and_bytes():
-    # 3 messages of 1 ms, 500 bytes at 1000 bytes a second.
-    assert Cost(3, 500).time(0.001, 1000) == pytest.approx(0.503)
-    assert cost_model.total(Cost(3, 500), Cost(1, 20)) == (4, 520)
 
 
 def test_one_rank_sends_nothing():
@@ -544,7 +354,7 @@ def test_growth_between_known_points_is_a_power():
 # --- What the papers say about their formulas.
 
 
-@pytest.mark.parametrize("n", [2, 4, 16, 128])
+@pytest.mark.parametrize("n", [2, 16])
 def test_zen_on_sets_without_overlap_and_on_equal_sets(n):
     """Zen 2.3: 1 + 1/n between the optima, and log2 n against 2 (n - 1)/n."""
     apart = Workload.disjoint(n, 10**6, 4, 1e-3)
@@ -560,19 +370,14 @@ def test_zen_on_sets_without_overlap_and_on_equal_sets(n):
     assert balanced == pytest.approx(2 * (n - 1) / n)
 
 
-def power(n, exponent, density=1e-3):
-    """Sets whose sums grow like a power of the number of ranks."""
-    growth = tuple(float(2 << i) ** exponent for i in range(n.bit_length() - 1))
-    return Workload(n, 10**6, 4, density, growth)
-
-
 def test_zen_on_nmt_with_eight_gpus_and_one_sentence():
     """Zen 2.4: SparCML beats AGsparse by 4% and Balanced Parallelism by 9%.
 
     Without any overlap they would be 0% and 12.5%. One growth gives both numbers: that
     where two ranks share 5% of their units.
     """
-    load = power(8, math.log2(1.95))
+    growth = tuple(1.95**i for i in (1, 2, 3))
+    load = Workload(8, 10**6, 4, 1e-3, growth)
     best = cost_model.hierarchical_centralization(load).bytes
     # Rounded to whole percents.
     assert cost_model.ag_sparse(load).bytes / best == pytest.approx(1.04, abs=0.005)
@@ -580,19 +385,6 @@ def test_zen_on_nmt_with_eight_gpus_and_one_sentence():
         1.09, abs=0.005
     )
     assert cost_model.zen_optimum(load) == "hierarchical"
-
-
-def test_zen_on_sixteen_ranks_that_share_five_percent():
-    """Zen 2.3: at 16 ranks Balanced Parallelism is better if two share only 5%.
-
-    So it is for sets drawn at random. It is not if all ranks share the same 5%.
-    """
-    drawn = Workload.independent(16, 10**6, 4, 0.05)
-    assert drawn.gamma(2) == pytest.approx(1.95)
-    assert cost_model.zen_optimum(drawn) == "balanced"
-    core = tuple(k - 0.05 * (k - 1) for k in (2, 4, 8, 16))
-    shared = Workload(16, 10**6, 4, 0.01, core)
-    assert cost_model.zen_optimum(shared) == "hierarchical"
 
 
 def test_zen_on_nmt_with_a_batch_of_64():
@@ -608,18 +400,6 @@ def test_zen_on_nmt_with_a_batch_of_64():
     assert cost_model.balanced_parallelism(load).bytes == pytest.approx(2 * ideal)
 
 
-def test_zen_proves_balanced_parallelism_the_best_with_parallelism():
-    """Appendix B.1: no scheme with Parallelism sends less, whatever growth and skewness."""
-    for load in (SKEWED, LOAD, Workload.same(N, 100, 4, 0.1), power(N, 1.0), power(N, 0.3)):
-        best = cost_model.balanced_parallelism(load).bytes * (1 - 1e-9)
-        push = (N - 1) / N * load.set_bytes * (1 - 1e-9)
-        assert cost_model.sparse_ps(load).bytes >= best
-        assert cost_model.sparse_ps_broadcast(load).bytes > best
-        assert by_tree(load).bytes > best
-        assert cost_model.ring_parallelism_push(load).bytes >= push
-        assert cost_model.hierarchy_parallelism_push(load).bytes >= push
-
-
 def test_theorem_1_chooses():
     choose = cost_model.zen_optimum
     assert choose(Workload.same(8, 10**6, 4, 0.01)) == "balanced"
@@ -630,25 +410,6 @@ def test_theorem_1_chooses():
     assert choose(Workload.same(8, 10**6, 4, 0.49)) == "balanced"
     # Rows of 128 numbers: an index hardly counts.
     assert choose(Workload.same(8, 10**6, 512, 0.9)) == "balanced"
-
-
-def test_embrace_prefers_all_to_all():
-    """EmbRace 4.1.2: never slower than AllReduce or PS; at few ranks AllGather may win."""
-    for ranks, nodes in ((4, 4), (8, 2), (16, 16)):
-        found = cost_tables.embrace_all_to_all(1e8, 0.1, ranks)
-        for other in (
-            cost_tables.embrace_all_reduce(1e8, ranks),
-            cost_tables.embrace_ps(1e8, 0.1, ranks, nodes),
-        ):
-            assert found.rounds <= other.rounds
-            assert found.bytes < other.bytes
-    two = cost_tables.embrace_all_to_all(1e8, 0.1, 2)
-    gathered = cost_tables.embrace_all_gather(1e8, 0.1, 2)
-    assert two.time(1e-5, 1e9) - gathered.time(1e-5, 1e9) == pytest.approx(1e-5)
-    # Half as many servers, twice the bytes at each.
-    assert cost_tables.embrace_ps(1e8, 0.1, 8, 4, 2).bytes == pytest.approx(
-        2 * cost_tables.embrace_ps(1e8, 0.1, 8, 4).bytes
-    )
 
 
 def test_dragonn_saves_what_the_two_models_differ_by():
@@ -665,19 +426,7 @@ def test_dragonn_saves_what_the_two_models_differ_by():
     assert full.rounds - cost.rounds == 19
 
 
-def test_spar_dl_on_two_teams_saves_a_round_for_nothing():
-    """SparDL III-D: with d = 2, one round less and the same bytes; for B-SAG, at most."""
-    alone = cost_tables.spar_dl(K, 16)
-    teams = cost_tables.spar_dl_r_sag(K, 16, 2)
-    least, most = cost_tables.spar_dl_b_sag(K, 16, 2)
-    assert alone.rounds - 1 == teams.rounds == least.rounds == most.rounds
-    assert teams.bytes == most.bytes == pytest.approx(alone.bytes)
-    assert least.bytes < most.bytes
-    # 6 ranks in 3 teams: a round in each team, 2 between them, one back.
-    assert [c.rounds for c in cost_tables.spar_dl_b_sag(K, 6, 3)] == [4, 4]
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 6, 12])
+@pytest.mark.parametrize("d", [1, 3])
 def test_the_lower_bound_that_spar_dl_prints_leaves_out_a_step(d):
     """Table I and equation (10) have d**2 where the sum of (6), (8) and (9) has d * P."""
     p, k = 12, 1200
@@ -689,18 +438,6 @@ def test_the_lower_bound_that_spar_dl_prints_leaves_out_a_step(d):
     assert words[1] == pytest.approx(2 * k * (d * d + 2 * p - 3 * d) / p)
 
 
-def test_ends_come_in_order():
-    for least, most in (
-        cost_tables.topk_dsa(K, NUMBERS, N),
-        cost_tables.ok_topk(K, N),
-        cost_tables.spar_dl_b_sag(K, N, 4),
-    ):
-        assert least.bytes < most.bytes
-        assert least.rounds == most.rounds
-    # Ok-Topk's claim: less than 6k for any number of ranks.
-    assert cost_tables.ok_topk(K, 1000)[1].bytes < 6 * K * 4
-
-
 # --- What cannot be.
 
 
@@ -708,18 +445,10 @@ def test_ends_come_in_order():
     ("change", "message"),
     [
         ({"ranks": 0}, "ranks must be at least 1, got 0"),
-        ({"units": 0}, "units must be at least 1, got 0"),
-        ({"unit_bytes": 0}, "unit_bytes must be above 0, got 0"),
-        ({"density": 0.0}, r"density must lie in \(0, 1\], got 0.0"),
         ({"density": 1.5}, r"density must lie in \(0, 1\], got 1.5"),
-        ({"density": math.nan}, "density must lie in"),
-        ({"index_bytes": -1}, "index_bytes must be at least 0, got -1"),
-        ({"skewness": 0.5}, r"skewness must lie in \[1, 4\], got 0.5"),
         ({"skewness": 5}, r"skewness must lie in \[1, 4\], got 5"),
         ({"growth": (1.5,)}, r"growth must hold a ratio for each of \(2, 4\) ranks"),
         ({"growth": (1.5, 1.2)}, "growth must not fall.*at 4 ranks.*between 1.5"),
-        ({"growth": (2.5, 3)}, "at 2 ranks it must lie between 1 and 2"),
-        ({"growth": (0.5, 1)}, "at 2 ranks it must lie between 1 and 2"),
         ({"density": 0.5, "growth": (1.5, 3)}, "at 4 ranks it must lie between 1.5 and 2"),
     ],
 )
@@ -734,11 +463,6 @@ def test_a_workload_that_cannot_be_is_refused(change, message):
     ("call", "message"),
     [
         (lambda: LOAD.gamma(9), r"k must lie in \[1, 8\], got 9"),
-        (lambda: LOAD.gamma(0.5), r"k must lie in \[1, 8\], got 0.5"),
-        (lambda: Workload.disjoint(8, 100, 4, 0.3), "growth must not"),
-        (lambda: Workload.independent(8, 100, 4, 0), "density must lie in"),
-        (lambda: Cost(1, 1).time(-1, 1), "alpha must be at least 0, got -1"),
-        (lambda: Cost(1, 1).time(0, 0), "bandwidth must be above 0, got 0"),
         (
             lambda: cost_model.sparse_ps_broadcast(LOAD, "chain"),
             "algorithm must be one of 'binomial', 'scatter_all_gather', got 'chain'",
@@ -747,40 +471,18 @@ def test_a_workload_that_cannot_be_is_refused(change, message):
             lambda: cost_model.hierarchy_parallelism_push(Workload.same(6, 9, 4, 0.1)),
             "ranks must be a power of two, got 6",
         ),
-        (lambda: cost_model.omni_reduce(LOAD, 0, 0.5, GROWTH), "block must be at least 1"),
-        (
-            lambda: cost_tables.embrace_ps(10, 0.1, 4, 8),
-            "nodes must not exceed ranks, got 8 nodes and 4 ranks",
-        ),
         (
             lambda: cost_tables.embrace_ps(10, 0.1, 8, 2, 4),
             "servers must not exceed nodes, got 4 servers and 2 nodes",
         ),
-        (lambda: cost_tables.embrace_all_reduce(0, 8), "size must be above 0, got 0"),
-        (
-            lambda: cost_tables.dragonn_sparse(10, 4, 0, 8),
-            "ratio must be above 0, got 0",
-        ),
-        (lambda: cost_tables.topk_a(0, 8), "k must be at least 1, got 0"),
-        (lambda: cost_tables.dense(0, 8), "numbers must be at least 1, got 0"),
-        (
-            lambda: cost_tables.topk_dsa(10, 9, 8),
-            "numbers must be at least 10, got 9",
-        ),
-        (lambda: cost_tables.spar_dl(10, 8, 0), "word_bytes must be above 0"),
         (
             lambda: cost_tables.spar_dl_b_sag(10, 8, 3),
             "teams must divide ranks.*got 3 teams and 8 ranks",
         ),
         (
-            lambda: cost_tables.spar_dl_r_sag(10, 8, 16),
-            "teams must divide ranks.*got 16 teams and 8 ranks",
-        ),
-        (
             lambda: cost_tables.spar_dl_r_sag(10, 6, 3),
             "teams must be a power of two, got 3",
         ),
-        (lambda: cost_tables.spar_dl_b_sag(10, 8, 0), "teams must be at least 1"),
     ],
 )
 def test_an_argument_that_cannot_be_is_refused(call, message):

@@ -1,7 +1,5 @@
 """EmbRace's table 2 against the bytes that each way of exchanging a table counts here."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +36,6 @@ def drawn(n):
     return ids.astype(np.int32), Reads(n, ROWS, DIM, distinct, union)
 
 
-@functools.cache
 def counted(way, n):
     """Payload and wire of one exchange, there and back, by the library's own count."""
     ids, _ = drawn(n)
@@ -76,16 +73,15 @@ def of_columns(ids, n):
     return float(traffic.payload), float(traffic.wire)
 
 
-FIRST = [(way, 3) for way in ("all-reduce", "all-gather", "hybrid")]
-CASES = [(way, n) for way in WAYS for n in (3, 8)]
+FIRST = "all-reduce", "all-gather", "hybrid"
 
 
-@pytest.mark.parametrize(("way", "n"), helpers.mostly_slow(CASES, *FIRST))
-def test_each_way_needs_what_its_formula_says(way, n):
+@pytest.mark.parametrize("way", helpers.mostly_slow(WAYS, *FIRST))
+def test_each_way_needs_what_its_formula_says(way):
     """To the byte; messages on the wire are no shorter than what is needed."""
-    payload, wire = counted(way, n)
+    payload, wire = counted(way, 3)
     formula, _ = WAYS[way]
-    assert payload == pytest.approx(formula(drawn(n)[1]).bytes, rel=1e-6)
+    assert payload == pytest.approx(formula(drawn(3)[1]).bytes, rel=1e-6)
     assert wire >= payload * (1 - 1e-6)
 
 
@@ -118,10 +114,8 @@ def test_by_hand():
     ("change", "message"),
     [
         ({"distinct": 11}, r"distinct must lie in \[0, 10\], got 11"),
-        ({"union": 2}, r"union must lie in \[3, 10\], got 2"),
         ({"union": 7, "ranks": 2}, r"union must lie in \[3, 6\], got 7"),
         ({"dim": 0}, "dim must be at least 1, got 0"),
-        ({"ranks": 0}, "ranks must be at least 1, got 0"),
     ],
 )
 def test_reads_that_cannot_be_are_refused(change, message):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.papers.formulas import measures
 from sparsejax.errors import ArgumentError
-from sparsejax.units.ownership import Contiguous, MurmurHash, StripedHash
+from sparsejax.units.ownership import StripedHash
 
 
 def as_sets(*units, size=8):
@@ -31,17 +31,9 @@ def test_a_row_is_a_unit_if_any_number_is_not_zero():
     wanted = [[False, True, False, True], [False, False, True, True]]
     for gradients in (np.array(rows, np.float32), jnp.array(rows, jnp.float32)):
         np.testing.assert_array_equal(measures.nonzero_sets(gradients), wanted)
-
-
-def test_gradients_may_be_vectors_or_blocks_of_any_type():
-    assert measures.nonzero_sets(jnp.array([[0, 2, 0]], jnp.bfloat16)).tolist() == [
-        [False, True, False]
-    ]
     blocks = np.zeros((2, 3, 4, 5), np.int32)
     blocks[1, 2, 3, 4] = 7
     assert measures.nonzero_sets(blocks).sum() == 1
-    with pytest.raises(ArgumentError, match=r"\[ranks, units, ...\], got shape \(3,\)"):
-        measures.nonzero_sets(np.zeros(3))
 
 
 # --- Definitions 3 to 5.
@@ -61,13 +53,10 @@ def test_overlap_ratio():
     assert measures.overlap_ratio(b, a) == 1 / 3
     assert measures.overlap_ratio(a, c) == 0
     assert measures.overlap_ratio(a, a) == 1
-    assert measures.overlap_ratio(a, NOTHING[0]) == 0
     assert measures.overlap_ratio(NOTHING[0], NOTHING[0]) == 0
 
 
 def test_overlap_ratios_of_all_pairs_and_of_some():
-    sets = as_sets([0, 1, 2], [2, 3, 4, 5], [7], [])
-    assert measures.overlap_ratios(sets).tolist() == [1 / 3, 0, 0, 0, 0, 0]
     sets = drawn(9, 200, 0.3)
     every = measures.overlap_ratios(sets)
     pairs = [(i, j) for i in range(9) for j in range(i + 1, 9)]
@@ -92,16 +81,6 @@ def test_densification():
     assert measures.densification(NOTHING).tolist() == [1, 1]
 
 
-def test_densification_lies_between_the_same_sets_and_disjoint_ones():
-    same = np.repeat(drawn(1, 100, 0.2), 8, axis=0)
-    assert measures.densification(same).tolist() == [1, 1, 1]
-    disjoint = np.arange(80) // 10 == np.arange(8)[:, None]
-    assert measures.densification(disjoint).tolist() == [2, 4, 8]
-    ratios = measures.densification(drawn(16, 1000, 0.1), range(1, 17))
-    assert (ratios >= 1).all()
-    assert (ratios <= np.arange(1, 17)).all()
-
-
 def test_partition_shares_and_skewness():
     units = as_sets([0, 1, 2, 5])[0]
     assert measures.partition_shares(units, 4).tolist() == [0.5, 0.25, 0.25, 0]
@@ -110,23 +89,9 @@ def test_partition_shares_and_skewness():
     assert measures.skewness_ratio(units, 1) == 1
     assert measures.partition_shares(NOTHING[0], 4).tolist() == [0, 0, 0, 0]
     assert measures.skewness_ratio(NOTHING[0], 4) == 1
-
-
-def test_skewness_of_ranges_that_are_not_equal_goes_by_density():
     # Ranges of 2, 3 and 3 units have 1, 2 and 0: densities 1/2, 2/3 and 0, of 3/8 in all.
     units = as_sets([0, 2, 3])[0]
     assert measures.skewness_ratio(units, 3) == pytest.approx((2 / 3) / (3 / 8))
-
-
-@pytest.mark.parametrize("parts", [1, 3, 7, 64, 1000])
-def test_skewness_is_between_one_and_the_number_of_parts(parts):
-    for seed in range(5):
-        units = drawn(1, 1000, 0.02, seed)[0]
-        shares = measures.partition_shares(units, parts)
-        assert len(shares) == parts
-        assert shares.sum() == pytest.approx(1)
-        ratio = measures.skewness_ratio(units, parts)
-        assert 1 <= ratio <= 1000 / max(1, 1000 // parts)
 
 
 # --- Definition 8.
@@ -146,20 +111,8 @@ def test_imbalance():
     assert measures.pull_imbalance(NOTHING, owners) == 1
 
 
-@pytest.mark.slow
-def test_hashing_balances_what_ranges_do_not():
-    sets = np.zeros((8, 8192), bool)
-    sets[:, :1024] = drawn(8, 1024, 0.9)
-    assert measures.push_imbalance(sets, Contiguous()) == 8
-    assert measures.pull_imbalance(sets, Contiguous()) == 8
-    assert measures.push_imbalance(sets, measures.equal_ranges(8192, 8)) == 8
-    for ownership in (StripedHash(), MurmurHash()):
-        assert 1 <= measures.push_imbalance(sets, ownership) < 1.5
-        assert 1 <= measures.pull_imbalance(sets, ownership) < 1.4
-
-
-@pytest.mark.parametrize("ownership", [StripedHash(3), MurmurHash(3), Contiguous()])
-def test_assignment_is_what_the_ownership_says(ownership):
+def test_assignment_is_what_the_ownership_says():
+    ownership = StripedHash(3)
     parts = measures.assignment(ownership, 1000, 4)
     assert parts.shape == (1000,)
     layout = ownership.over(1000, 4)
@@ -179,34 +132,22 @@ def test_equal_ranges_differ_by_one_at_most():
         assert lengths.max() - lengths.min() <= 1
 
 
-def test_part_counts():
-    counts = measures.part_counts(
-        as_sets([0, 1, 2], [7]), np.array([0, 0, 1, 1, 2, 2, 3, 3]), 4
-    )
-    assert counts.tolist() == [[2, 1, 0, 0], [0, 0, 0, 1]]
-
-
 # --- Errors.
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
+        (lambda: measures.nonzero_sets(np.zeros(3)), r"units, ...\], got shape \(3,\)"),
         (lambda: measures.density(np.ones((2, 3))), "booleans, got float64.*nonzero_sets"),
-        (lambda: measures.densification(np.ones(3, bool)), r"\[ranks, units\].*\(3,\)"),
-        (lambda: measures.densification(np.ones((2, 0), bool)), r"\(2, 0\)"),
+        (lambda: measures.densification(np.ones((2, 0), bool)), r"\[ranks, units\].*2, 0"),
         (lambda: measures.densification(NOTHING, [8]), "between 1 and 4 ranks, got 8"),
         (lambda: measures.overlap_ratios(NOTHING, pairs=0), "at least 1, got 0"),
         (
             lambda: measures.overlap_ratio(NOTHING[0], np.ones(9, bool)),
             "as many units as a, got 9 and not 8",
         ),
-        (lambda: measures.skewness_ratio(NOTHING[0], 9), "between 1 and 8 units, got 9"),
-        (lambda: measures.partition_shares(NOTHING[0], 0), "between 1 and 8 units, got 0"),
-        (lambda: measures.push_imbalance(NOTHING, np.arange(8)), "0 and 3, got 7"),
         (lambda: measures.push_imbalance(NOTHING, np.arange(8) - 1), "0 and 3, got -1"),
-        (lambda: measures.push_imbalance(NOTHING, np.zeros(7, int)), r"8 integers.*\(7,\)"),
-        (lambda: measures.push_imbalance(NOTHING, np.zeros(8)), "8 integers, got float64"),
     ],
 )
 def test_errors_name_the_argument_and_the_value(call, text):

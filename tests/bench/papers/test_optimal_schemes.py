@@ -107,7 +107,7 @@ def optimum(cost):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("overlap", ["disjoint", "independent"])
 def test_nothing_sends_less_than_the_two_of_theorem_1_among_many_units(overlap):
     check_theorem(16, 1 << 16, overlap)
     costs.cache_clear()
@@ -149,23 +149,12 @@ def check_least_in_all(n, overlap):
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-@pytest.mark.parametrize("n", [4, *helpers.slow(2, 16, 64)])
+@pytest.mark.parametrize("n", [4, *helpers.slow(16)])
 def test_the_theorem_and_what_it_stands_on_hold_over_the_grid(n, overlap):
     """All three of the same draws, as to count these takes longest."""
     check_theorem(n, 16384, overlap)
     check_best_centralization(n, overlap)
     check_least_in_all(n, overlap)
-
-
-def test_a_chain_of_sums_sends_more_than_sets_that_go_round():
-    """The exception: a ring of Centralization that passes sums on sends them every stage.
-
-    Ten entries on each of 8 ranks, none twice: 70 come by once, or 10 + 20 + ... + 70.
-    """
-    sets = np.arange(80) // 10 == np.arange(8)[:, None]
-    ring = functools.partial(Point, "ring", partition="centralization")
-    assert ds.traffic(ring("one_shot"), sets).most_received == 70
-    assert ds.traffic(ring("incremental"), sets).most_received == 280
 
 
 def test_the_two_cost_what_the_formulas_say():
@@ -182,7 +171,7 @@ def test_the_two_cost_what_the_formulas_say():
         assert 0.99 * wanted < balanced < wanted * (1 + imbalance(n, entries))
 
 
-# --- Where the theorem does not hold: three reasons, each with its price.
+# --- Where the theorem does not hold: each with its price.
 
 
 def test_few_entries_are_not_balanced_by_hashing():
@@ -197,21 +186,6 @@ def test_few_entries_are_not_balanced_by_hashing():
     assert ds.traffic(HIERARCHICAL_CENTRALIZATION, sets).most_received == 8 * 16
     ring = Point("ring", "incremental", "parallelism", "balanced")
     assert ds.traffic(ring, sets).most_received == 16 + 16
-
-
-def test_a_ring_receives_the_same_however_skewed_the_parts_are():
-    """All in one range: rank 0 gets each entry once as owner, others pass it and get it.
-
-    Counted by what ranks receive, a ring of equal ranges keeps up with hashing; counted by
-    what its links wait for, it is as slow as a parameter server.
-    """
-    sets = np.repeat((np.arange(16384) < 1024)[None], 16, axis=0)
-    ring = ds.traffic(Point("ring", "incremental", "parallelism", "imbalanced"), sets)
-    assert ring.most_received == 1024 + 1024
-    assert ring.link_bytes == 15 * 1024 + 15 * 1024
-    balanced = ds.traffic(BALANCED_PARALLELISM, sets)
-    assert balanced.most_received > ring.most_received * 15 / 16
-    assert balanced.link_bytes < ring.link_bytes / 6
 
 
 def test_ranks_that_own_what_they_have_need_not_send_it():
