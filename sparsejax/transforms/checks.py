@@ -341,10 +341,10 @@ def undifferentiated(leaf: Any, path: str) -> Any:
     def derivative(primals, tangents):
         del primals, tangents
         raise ArgumentError(
-            f"the update of {path!r} is differentiated, and what is sent as entries has no "
-            "derivative. Sum it densely, by sparsejax.dense_sync(), or sum arrays by "
-            "sparsejax.all_reduce, which has one; or stop the derivative in front of the "
-            "synchronization, jax.lax.stop_gradient(grads)."
+            f"the update of {path!r} is differentiated, and lists of entries or rows, and "
+            "what a lossy scheme sends, have no derivative. Give whole arrays to a scheme "
+            "that is lossless, such as sparsejax.zen_sync(), or stop the derivative before "
+            "the synchronization, jax.lax.stop_gradient(grads)."
         )
 
     return tree.with_numbers(leaf, itself(tree.numbers(leaf)))

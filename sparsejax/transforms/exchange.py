@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
@@ -210,12 +211,10 @@ class Exchange:
         # Rules are looked up once for all leaves, and not for each bucket.
         of_rows = self.assignment.of_rows(paths, typed)
         groups = list(joint.together(buckets, accumulated, shared))
-        accumulated = list(accumulated)
-        for bucket in [] if given.dense else buckets:
-            for i, path in zip(bucket.leaves, bucket.paths, strict=True):
-                if not bucket.scheme.is_dense or is_row_grads(accumulated[i]):
-                    accumulated[i] = checks.undifferentiated(accumulated[i], path)
-        given = given._replace(leaves=accumulated)
+        own = accumulated
+        if not given.dense:
+            accumulated = _without_derivatives(buckets, accumulated)
+            given = given._replace(leaves=accumulated)
         for joined in groups:
             befores = [state.schemes[bucket.name] for bucket in joined]
             bucket = joint.as_one(joined, accumulated)
@@ -235,7 +234,7 @@ class Exchange:
                 traffic[bucket.name] = part.as_one()
         lossy = {i for bucket in buckets if bucket.is_lossy for i in bucket.leaves}
         places = range(len(accumulated))
-        summed = [sent[i] for i in places]
+        summed = [self._like_dense(sent[i], own[i], i, given, wire) for i in places]
         sums, in_pieces = state.sums, entered is not None and bool(entered.cut(places))
         sums = None if sums is None else sums.after(summed, wire, in_pieces)
         totals = state.totals.plus(exchanged)
@@ -306,6 +305,19 @@ class Exchange:
             after = before if given.dense else _by_shard(after, bucket, wire)
         return sent, left, after, functools.reduce(base.add_traffic, traffic)
 
+    def _like_dense(self, total, leaf, place, given, wire):
+        """Returns the sum of a leaf with the derivative of a dense sum, if it has none."""
+        if given.leaves[place] is leaf or not isinstance(leaf, jax.Array):
+            return total
+        at = None if given.entered is None else dict(given.entered.cut([place])).get(place)
+
+        def sum_of(x):
+            x = wire.mean_of(wire.psum(wire.per_rank(x))[0], self.mean)
+            x = x if at is None else pieces.piece_of(x, at, wire.ranks, wire.rank)
+            return x.astype(total.dtype)
+
+        return _derived(sum_of, total, leaf)
+
     def _pieces(self, bucket, given, wire):
         """Returns this rank's pieces of the leaves that are cut, and their traffic."""
         sent, traffic, likes = {}, [], given.likes
@@ -333,6 +345,35 @@ class Exchange:
                 sent[i] = RowGrads.marked(total.ids, rows, total.shape)
             traffic.append(summed.traffic)
         return sent, traffic
+
+
+def _without_derivatives(buckets, leaves):
+    """Returns leaves without derivatives where values are sent as bits.
+
+    JAX would differentiate bits to 0. A dense leaf of a lossless scheme has the derivative
+    of a dense sum instead, and others raise.
+    """
+    leaves = list(leaves)
+    for bucket in buckets:
+        for i, path in zip(bucket.leaves, bucket.paths, strict=True):
+            is_listed = is_row_grads(leaves[i]) or tree.is_sparse(leaves[i])
+            if bucket.is_lossy or is_listed:
+                leaves[i] = checks.undifferentiated(leaves[i], path)
+            elif not bucket.scheme.is_dense:
+                leaves[i] = lax.stop_gradient(leaves[i])
+    return leaves
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _derived(sum_of, total, leaf):
+    """Returns `total`, of which `sum_of` of the leaf's tangent is the tangent."""
+    del sum_of, leaf
+    return total
+
+
+@_derived.defjvp
+def _tangent(sum_of, primals, tangents):
+    return primals[0], sum_of(tangents[1])
 
 
 def _on_rank(bucket, state, wire):

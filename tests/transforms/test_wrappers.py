@@ -59,17 +59,55 @@ def test_promotions_that_a_user_forbids_are_those_of_the_users_code():
             jnp.ones(3) + jnp.ones((2, 3))
 
 
-@pytest.mark.parametrize("make", [gathering, sparsejax.chunked_sync])
-def test_what_is_sent_as_bits_is_not_differentiated(make):
-    """Its derivative would be 0, of which nobody hears."""
-    tx, mesh = make(), helpers.mesh_of(N)
+def sum_of_squares(tx):
+    """A loss of the gradients of all ranks, [n, ...]: that of their mean."""
+    mesh = helpers.mesh_of(N)
     state = sparsejax.init(tx, PARAMS, mesh)
     specs = {"in_specs": (P("data"), sparsejax.state_specs(state)), "out_specs": P()}
     send = lambda x, state: tx.update({"w": x[0]}, state, PARAMS)[0]
     run = helpers.shard_map(send, mesh=mesh, **specs)
-    loss = lambda x: jnp.sum(run(x, state)["w"])
-    with pytest.raises(errors.ArgumentError, match="dense_sync"):
-        jax.eval_shape(jax.grad(loss), draw(1)[:, 0])
+    return lambda x: jnp.sum(run(x, state)["w"] ** 2)
+
+
+def test_a_lossless_sum_has_the_derivative_of_a_dense_sum():
+    """Values travel as bits, whose derivative would be 0, of which nobody hears."""
+    x = draw(1)[:, 0]
+    found = jax.jit(jax.grad(sum_of_squares(gathering())))(x)
+    np.testing.assert_allclose(found, np.tile(2 * x.mean(0) / N, (N, 1)), rtol=1e-5)
+
+
+def test_pieces_of_a_sum_have_the_derivative_of_pieces_of_a_dense_sum():
+    """Under jit, where each rank trains a piece of the parameter."""
+    mesh, found = helpers.mesh_of(N), []
+    x = np.random.default_rng(0).standard_normal((2 * N, 12)).astype(np.float32)
+    sparse = sparsejax.sync(schemes.AGSparse(), rules=SPARSE, reduce="sum")
+    for tx in (sparse, sparsejax.dense_sync(reduce="sum")):
+        with jax.set_mesh(mesh):
+            params = {"w": jax.device_put(jnp.ones((12, 8)), P("data"))}
+            state, rows = tx.init(params), jax.device_put(x, P("data"))
+
+            def meta(scale, tx=tx, params=params, state=state, rows=rows):
+                whole = jax.reshard(params, P(reduced={"data"}))
+                loss = lambda p: jnp.sum(jnp.tanh(scale * rows @ p["w"]))
+                updates, _ = tx.update(jax.grad(loss)(whole), state, params)
+                return jnp.sum(jax.reshard(updates["w"], P()) ** 2)
+
+            found.append(float(jax.jit(jax.grad(meta))(0.1)))
+    assert found[1] != 0
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+SENDS_A_PART = {
+    "a sparsifier": lambda: optax.chain(sparsejax.top_k(0.05, min_size=1), gathering()),
+    "a scheme": lambda: sparsejax.sync(schemes.GTopk(0.05), rules=SPARSE),
+    "chunks": sparsejax.chunked_sync,
+}
+
+
+@pytest.mark.parametrize("name", SENDS_A_PART)
+def test_what_leaves_something_out_is_not_differentiated(name):
+    with pytest.raises(errors.ArgumentError, match="stop_gradient"):
+        jax.eval_shape(jax.grad(sum_of_squares(SENDS_A_PART[name]())), draw(1)[:, 0])
 
 
 @pytest.mark.slow
