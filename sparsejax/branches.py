@@ -3,21 +3,29 @@
 `lax.cond` and `lax.switch` require results of equal types from all branches. A type says
 over which mesh axes a value varies (`pallas_kernels.types`), and branches differ in that if
 one of them has a collective: `cond` and `switch` here make each result vary over the union
-of its axes in all branches. Three helpers are here, too: `together` is an optimization
-barrier, `at_number` indexes without a test of the range, and `alone` prevents a fusion by
-a branch that is always taken.
+of its axes in all branches. Four helpers are here, too: `together` is an optimization
+barrier, `at_number` indexes without a test of the range, `alone` prevents a fusion by a
+branch that is always taken, and `hidden` makes kernels equal by such a branch.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core as jax_core
 
-from pallas_kernels.platforms import by_platform
+from pallas_kernels.platforms import by_platform, policy
+from pallas_kernels.rank_select import unsigned
 from pallas_kernels.types import as_varying, varying_axes, without_types
+
+
+# The number of arrays of a kind from which on their numbers are `hidden`: the branch takes
+# about as long to compile as a few kernels.
+_ALIKE = 8
 
 
 def cond(
@@ -149,3 +157,52 @@ def alone_on_cpus(
 ) -> Any:
     """Applies `alone` on CPUs; on other platforms it just calls the function."""
     return by_platform(cpu=lambda: alone(count, function, choose), default=function)
+
+
+def hidden(
+    numbers: np.ndarray, kinds: Sequence[Any], data: Callable[[], jax.Array]
+) -> list[Any]:
+    """Returns numbers of arrays; on CPUs not as constants where many arrays are alike.
+
+    XLA:CPU compiles equal kernels once, and kernels that differ in a constant one by one.
+    With hundreds of leaves of a few shapes, constants such as the place of a leaf in its
+    bucket took most of the time to compile a step. Here they are results of a branch that
+    is always taken, which XLA does not treat as constants.
+
+    Args:
+        numbers: A number of each array.
+        kinds: The kind of each array: the kernels of one kind differ in `numbers` alone.
+        data: A function that returns an integer of the data of a step, of any value.
+
+    Returns:
+        The numbers: as scalars of a branch where a kind has many arrays, else NumPy's.
+    """
+    found, times = list(numbers), Counter(kinds)
+    many = [i for i, kind in enumerate(kinds) if times[kind] >= _ALIKE]
+    if many and not policy().at_once:
+        shown = tuple(jnp.asarray(found[i]) for i in many)
+        others = tuple(map(jnp.zeros_like, shown))
+        given = data()
+        always = without_types((given | 1) != 0, varying_axes(given))
+        numbers_of = lax.cond(always, lambda: shown, lambda: others)
+        for i, number in zip(many, numbers_of, strict=True):
+            found[i] = number
+    return found
+
+
+def split(x: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
+    """Splits x [n, ...], of a floating dtype, into parts of these lengths.
+
+    Where each starts is `hidden`: XLA fuses a part into what uses it, such as the
+    optimizer's step of a leaf.
+    """
+    ends = np.cumsum(lengths, dtype=np.int32)
+    starts = ends - np.asarray(lengths, np.int32)
+    data = lambda: unsigned(x.ravel()[0]) if x.size else jnp.int32(0)
+    pairs = zip(hidden(starts, lengths, data), lengths, strict=True)
+    return [
+        lax.dynamic_slice_in_dim(x, at, length, allow_negative_indices=False)
+        if isinstance(at, jax.Array)
+        else x[at : at + length]
+        for at, length in pairs
+    ]

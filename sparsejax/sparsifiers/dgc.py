@@ -12,8 +12,10 @@ import dataclasses
 import math
 
 import jax.numpy as jnp
+import numpy as np
 
 from sparsejax import arguments
+from sparsejax.branches import at_number, hidden
 from sparsejax.sparsifiers import base
 from sparsejax.sparsifiers.estimate import ByEstimate
 from sparsejax.units.selection import magnitudes, selections
@@ -96,4 +98,7 @@ def sampled(arrays, draws, share, density):
         elements = draw.over.add(jnp.float32(x.size))
         samples.append(sample)
         k.append(jnp.ceil(draw.wanted * (sample.size / elements)).astype(jnp.int32))
-    return list(jnp.maximum(selections.kth_of_each(samples, jnp.stack(k)), 1))
+    keys = jnp.maximum(selections.kth_of_each(samples, jnp.stack(k)), 1)
+    numbers = np.arange(len(samples), dtype=np.int32)
+    numbers = hidden(numbers, [x.size for x in arrays], lambda: draws[0].seed)
+    return [at_number(keys, i) for i in numbers]

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels import hashing
 from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
+from sparsejax.branches import hidden
 from sparsejax.errors import AlreadySummedError, ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.state import observing, sharded, tree
@@ -204,9 +206,12 @@ class Select:
         chosen = [] if given.dense else [i for i, pair in pairs if self.sparsifies(*pair)]
         names = tree.distinct(paths)
         states = _unwrapped(state.sparsifiers)
+        sizes = [accumulated[i].size for i in chosen]
+        seeds = np.array([self._number(names[i]) for i in chosen], np.uint32)
+        seeds = hidden(seeds, sizes, lambda: state.step)
         draws = {
-            i: self._draw(state.step, names[i], accumulated[i].size, wire.rank)
-            for i in chosen
+            i: self._draw(state.step, seed, size, wire.rank)
+            for i, seed, size in zip(chosen, seeds, sizes, strict=True)
         }
         if params is not None:
             draws = {i: d._replace(param=params[i].reshape(-1)) for i, d in draws.items()}
@@ -243,10 +248,13 @@ class Select:
         left = tree.rounding_error(x, sent) if self.has_memory else None
         return sent.reshape(like.shape), left
 
-    def _draw(self, step, name, size, rank):
+    def _number(self, name):
+        """Returns a number that differs by leaf, from which its seeds are drawn."""
+        return zlib.crc32(f"{self.seed} {name}".encode())
+
+    def _draw(self, step, number, size, rank):
         """Returns the `Draw` of a leaf; all of it but `rank` is equal on all ranks."""
         shards = self._shards()
-        number = zlib.crc32(f"{self.seed} {name}".encode())
         seed = hashing.mix32(step.astype(jnp.uint32), number)
         wanted = self.sparsifier.wanted(size * shards.count, step)
         return base.Draw(step, seed, wanted, rank, shards)
@@ -293,7 +301,7 @@ class Select:
         dtype = jnp.result_type(*(leaves[i].dtype for i in chosen))
         together = jnp.concatenate([leaves[i].astype(dtype) for i in chosen])
         one = draws[chosen[0]]
-        draw = self._draw(one.step, "", together.size, one.rank)
+        draw = self._draw(one.step, self._number(""), together.size, one.rank)
         level, states[""] = sparsifier.level(together, states.get("", ()), draw)
         level = sparsifier.settled(together, level, draw)
         places, count = {}, jnp.int32(0)

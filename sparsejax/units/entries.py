@@ -14,10 +14,12 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels import rank_select
 from pallas_kernels.reference.ordered import add_repeated
 from pallas_kernels.types import as_varying, varying_axes
+from sparsejax.branches import hidden
 from sparsejax.units import bits
 from sparsejax.units.sparse_tensor import CodedValues, SparseTensor
 from sparsejax.units.units import Places, Source, wide
@@ -110,9 +112,12 @@ def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
     for tensor in tensors:
         starts.append(starts[-1] + tensor.units)
     kept = [tensor.kept() for tensor in tensors]
+    kinds = [(tensor.units, tensor.capacity) for tensor in tensors]
+    data = lambda: kept[0][0] if kept[0].size else jnp.int32(0)
+    begins = hidden(np.array(starts[:-1], np.int32), kinds, data)
     moved = [
         jnp.where(units < tensor.units, units + start, starts[-1])
-        for tensor, units, start in zip(tensors, kept, starts[:-1], strict=True)
+        for tensor, units, start in zip(tensors, kept, begins, strict=True)
     ]
     units = jnp.concatenate(moved)
     values = jnp.concatenate([tensor.values for tensor in tensors])

@@ -10,6 +10,7 @@ from tests.helpers.hlo import (
     axes_of as axes_of,
     compiled_collectives as compiled_collectives,
     groups_of as groups_of,
+    kernels as kernels,
 )
 from tests.helpers.inputs import (
     adversarial_sets as adversarial_sets,

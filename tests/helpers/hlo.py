@@ -144,3 +144,25 @@ def _iota(text):
 
 def _numbers(text):
     return [int(number) for number in text.split(",")]
+
+
+def kernels(compiled: Any) -> set[str]:
+    """Returns the fused kernels of a compiled program, without the names in them.
+
+    XLA:CPU compiles equal ones once.
+    """
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in compiled.as_text().splitlines():
+        if head := re.match(r"%(\S+) \(.*\{$", line):
+            lines = found.setdefault(head[1], [])
+        else:
+            lines.append(line)
+    called = re.findall(r" fusion\(.*calls=%([\w.-]+)", compiled.as_text())
+    return {_nameless("\n".join(found[name])) for name in called}
+
+
+def _nameless(text):
+    names: dict[str, str] = {}
+    text = re.sub(r", (metadata|frontend_attributes|backend_config)=\{.*", "", text)
+    return re.sub(r"%[\w.-]+", lambda at: names.setdefault(at[0], f"%{len(names)}"), text)

@@ -2,7 +2,8 @@
 
 One transformation of each kind makes the state of 48 leaves, and its update is traced
 once, on two ranks. Time is the processor time of this process, and bounds are ratios of
-times from the same run, so neither a busy machine nor a slow one matters.
+times from the same run, so neither a busy machine nor a slow one matters. Compiling is
+bounded by the number of different kernels, which XLA:CPU compiles once each.
 """
 
 import time
@@ -52,13 +53,8 @@ def params(leaves):
     return {"layer": {str(at): np.ones((256, 256), np.float32) for at in range(leaves)}}
 
 
-def seconds(make, leaves):
-    """Processor time of `init`, and of a trace of a step."""
-    tx, p, mesh = make(), params(leaves), helpers.mesh_of(2)
-    jax.clear_caches()
-    start = time.process_time()
-    state = sparsejax.init(tx, p, mesh)
-    made = time.process_time()
+def step_of(tx, p, state, mesh):
+    """Returns the jitted step of a chain, and its operands."""
     specs = sparsejax.state_specs(state)
 
     def step(p, state, x):
@@ -71,8 +67,19 @@ def seconds(make, leaves):
         step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs)
     )
     x = jax.device_put(jnp.ones(2), jax.NamedSharding(mesh, P("data")))
+    return jax.jit(run), (p, state, x)
+
+
+def seconds(make, leaves):
+    """Processor time of `init`, and of a trace of a step."""
+    tx, p, mesh = make(), params(leaves), helpers.mesh_of(2)
+    jax.clear_caches()
+    start = time.process_time()
+    state = sparsejax.init(tx, p, mesh)
+    made = time.process_time()
+    run, operands = step_of(tx, p, state, mesh)
     traced = time.process_time()
-    jax.jit(run).trace(p, state, x)
+    run.trace(*operands)
     return made - start, time.process_time() - traced
 
 
@@ -89,3 +96,25 @@ def test_four_times_as_many_leaves_take_no_longer_than_they_must(name):
     for before, after in zip(few, many, strict=True):
         assert after < CONSTANT + GROWS * before
     assert many[0] < CONSTANT + TRACES * many[1]
+
+
+OF_EQUAL_LEAVES = {
+    "zen_sync": lambda: optax.chain(zen(), optax.adam(1e-3)),
+    "dgc": lambda: optax.chain(
+        sparsejax.dgc(0.05, min_size=1),
+        sparsejax.sync(schemes.AGSparse(), rules={"": "sparse"}),
+        sgd(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["zen_sync", *helpers.slow("dgc")])
+def test_more_leaves_of_one_shape_take_no_more_kernels(name):
+    tx, mesh, found = OF_EQUAL_LEAVES[name](), helpers.mesh_of(2), []
+    for leaves in (16, 24):
+        p = {str(at): jnp.ones((16, 16)) for at in range(leaves)}
+        run, operands = step_of(tx, p, sparsejax.init(tx, p, mesh), mesh)
+        found.append(helpers.kernels(run.lower(*operands).compile()))
+    few, many = map(len, found)
+    print(f"{name}: {few} and {many} kernels")
+    assert many - few < 8  # further leaves

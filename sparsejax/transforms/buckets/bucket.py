@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax.axes import as_varying
+from sparsejax.branches import split
 from sparsejax.errors import NeedsRanks
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.state import tree
@@ -117,11 +118,8 @@ class Bucket:
     def unpack(self, x: jax.Array, like: Sequence[Any]) -> dict[int, jax.Array]:
         """Splits x, [units, *shape], into leaves, by their places, shaped as `like`."""
         x = x.reshape(sum(self.units), *self.shape)
-        parts, start = {}, 0
-        for i, count in zip(self.leaves, self.units, strict=True):
-            parts[i] = x[start : start + count].reshape(like[i].shape)
-            start += count
-        return parts
+        parts = zip(self.leaves, split(x, self.units), strict=True)
+        return {i: part.reshape(like[i].shape) for i, part in parts}
 
     def flags(self, leaves: Sequence[Any], ids: Mapping[str, Any]) -> jax.Array | None:
         """Returns bool[units]: which are non-zero; None without ids for the bucket.

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.striping import word_multiple
+from sparsejax.branches import split
 from sparsejax.schemes.base import Scheme, SummedRows, Traffic
 from sparsejax.schemes.or_dense import suited
 from sparsejax.state import tree
@@ -88,14 +89,9 @@ class Pieces:
 
     def unpack(self, total: jax.Array) -> dict[int, jax.Array]:
         """Splits `total`, the sum of this rank's units, into its pieces, by leaf."""
-        found, start = {}, 0
-        for i, at, shape, count in zip(
-            self.leaves, self.cuts, self.shapes, self.counts, strict=True
-        ):
-            piece = total[start : start + count]
-            found[i] = _uncut(piece, at, shape, self.ranks)
-            start += count
-        return found
+        pieces = split(total, self.counts)
+        of = zip(self.leaves, pieces, self.cuts, self.shapes, strict=True)
+        return {i: _uncut(piece, at, shape, self.ranks) for i, piece, at, shape in of}
 
 
 def summed(

@@ -20,7 +20,7 @@ from jax import lax
 
 from pallas_kernels.operations.bitmap import bitmap_decode
 from pallas_kernels.types import as_varying, varying_axes
-from sparsejax.branches import at_number
+from sparsejax.branches import at_number, hidden
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes
 
@@ -160,14 +160,17 @@ class Arrays:
             For each array int32 [room], ascending, padded with the array's size.
         """
         found, _ = bitmap_decode(selected.words, sum(rooms))
-        ends = jnp.cumsum(selected.counts)
+        counts, ends = selected.counts, jnp.cumsum(selected.counts)
+        starts = jnp.asarray(bits.WORD * self.starts, jnp.int32)
+        kinds = list(zip(rooms, self.sizes.tolist(), strict=True))
+        numbers = hidden(np.arange(len(rooms), dtype=np.int32), kinds, lambda: ends[0])
         places = []
-        for i, room in enumerate(rooms):
-            first = ends[i] - selected.counts[i]
-            own = lax.dynamic_slice(found, (first,), (room,))
-            own = own - np.int32(bits.WORD * self.starts[i])
-            there = lax.iota(jnp.int32, room) < selected.counts[i]
-            places.append(jnp.where(there, own, np.int32(self.sizes[i])))
+        for i, (room, size) in zip(numbers, kinds, strict=True):
+            count = at_number(counts, i)
+            first = at_number(ends, i) - count
+            own = lax.dynamic_slice(found, (first,), (room,)) - at_number(starts, i)
+            there = lax.iota(jnp.int32, room) < count
+            places.append(jnp.where(there, own, np.int32(size)))
         return places
 
     def _from(self, x):
