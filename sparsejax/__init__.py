@@ -61,7 +61,7 @@ from sparsejax.training import (
     data_parallel as data_parallel,
 )
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
-from sparsejax.transforms.entry import per_replica as per_replica
+from sparsejax.transforms.entry.replicas import per_replica as per_replica
 from sparsejax.transforms.sparsify import dgc as dgc, sparsify as sparsify, top_k as top_k
 from sparsejax.transforms.sync import sync as sync
 from sparsejax.transforms.systems import (

@@ -19,7 +19,6 @@ from jax import lax
 from jax.extend import core as jax_core
 
 from pallas_kernels.platforms import by_platform, policy
-from pallas_kernels.rank_select import unsigned
 from pallas_kernels.types import as_varying, varying_axes, without_types
 
 
@@ -188,21 +187,3 @@ def hidden(
         for i, number in zip(many, numbers_of, strict=True):
             found[i] = number
     return found
-
-
-def split(x: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
-    """Splits x [n, ...], of a floating dtype, into parts of these lengths.
-
-    Where each starts is `hidden`: XLA fuses a part into what uses it, such as the
-    optimizer's step of a leaf.
-    """
-    ends = np.cumsum(lengths, dtype=np.int32)
-    starts = ends - np.asarray(lengths, np.int32)
-    data = lambda: unsigned(x.ravel()[0]) if x.size else jnp.int32(0)
-    pairs = zip(hidden(starts, lengths, data), lengths, strict=True)
-    return [
-        lax.dynamic_slice_in_dim(x, at, length, allow_negative_indices=False)
-        if isinstance(at, jax.Array)
-        else x[at : at + length]
-        for at, length in pairs
-    ]

@@ -37,8 +37,9 @@ from sparsejax.state.per_rank import (
 )
 from sparsejax.state.weights import Weight
 from sparsejax.transforms import checks
+from sparsejax.transforms.buckets.leaf_places import LeafPlaces
 from sparsejax.transforms.described import described
-from sparsejax.transforms.entry import Entry, LeafPlaces
+from sparsejax.transforms.entry import Entry
 from sparsejax.units.units import wide
 from sparsejax.wire.collectives import Wire
 

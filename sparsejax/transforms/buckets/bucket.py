@@ -6,9 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
+from pallas_kernels.rank_select import unsigned
 from sparsejax.axes import as_varying
-from sparsejax.branches import split
+from sparsejax.branches import hidden
 from sparsejax.errors import NeedsRanks
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.state import tree
@@ -142,3 +145,21 @@ class Bucket:
                 dense = tree.to_dense(leaves[i]).reshape(count, *self.shape)
                 flags.append(bits.nonzero_units(dense))
         return jnp.concatenate(flags)
+
+
+def split(x: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
+    """Splits x [n, ...], of a floating dtype, into parts of these lengths.
+
+    Where each starts is `hidden`: XLA fuses a part into what uses it, such as the
+    optimizer's step of a leaf.
+    """
+    ends = np.cumsum(lengths, dtype=np.int32)
+    starts = ends - np.asarray(lengths, np.int32)
+    data = lambda: unsigned(x.ravel()[0]) if x.size else jnp.int32(0)
+    pairs = zip(hidden(starts, lengths, data), lengths, strict=True)
+    return [
+        lax.dynamic_slice_in_dim(x, at, length, allow_negative_indices=False)
+        if isinstance(at, jax.Array)
+        else x[at : at + length]
+        for at, length in pairs
+    ]

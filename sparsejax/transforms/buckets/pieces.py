@@ -14,12 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.striping import word_multiple
-from sparsejax.branches import split
 from sparsejax.schemes.base import Scheme, SummedRows, Traffic
 from sparsejax.schemes.or_dense import suited
 from sparsejax.state import tree
-from sparsejax.transforms.buckets.bucket import Bucket
-from sparsejax.transforms.entry.leaves import LeafPlaces
+from sparsejax.transforms.buckets.bucket import Bucket, split
+from sparsejax.transforms.buckets.leaf_places import LeafPlaces
 from sparsejax.units.dense import Dense
 from sparsejax.units.entries import of_tensors
 from sparsejax.units.sparse_tensor import SparseTensor

@@ -48,8 +48,9 @@ from sparsejax.state import observing, sharded, tree
 from sparsejax.state.parameters import ParameterSpecs, ranks_of
 from sparsejax.state.per_rank import OUTLINE, check_ranks, find
 from sparsejax.state.per_replica import is_per_replica, per_replica_nodes
+from sparsejax.transforms.buckets.leaf_places import LeafPlaces
 from sparsejax.transforms.entry.incoming import Incoming, check_sum, spec_of
-from sparsejax.transforms.entry.leaves import LeafPlaces, shard_shape, whole_shape
+from sparsejax.transforms.entry.leaves import shard_shape, whole_shape
 from sparsejax.transforms.entry.shards import ShardSum
 from sparsejax.transforms.entry.states import check_state, shards_of, state_specs
 from sparsejax.units.indices import Origin

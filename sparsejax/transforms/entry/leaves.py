@@ -8,8 +8,7 @@ RowsLeaf        `RowGrads`: each device has the rows of its part of the batch
 
 import abc
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,26 +21,6 @@ from sparsejax.state.per_replica import PerReplica
 from sparsejax.transforms.entry.shards import ShardSum
 from sparsejax.units.row_grads import RowGrads, ShardedRowGrads, is_row_grads
 from sparsejax.wire.collectives import Wire
-
-
-class LeafPlaces(NamedTuple):
-    """The properties of an entered update's leaves that types do not show.
-
-    Attributes:
-        scatter: For each leaf the dimension along which a rank needs one piece of its sum;
-            None if it needs the whole sum.
-        axes: For each leaf the mesh axes over which it is sharded, without the ranks'.
-        inside: For each leaf the bytes that were sent over axes that are not the ranks'.
-    """
-
-    scatter: tuple[int | None, ...]
-    axes: tuple[tuple[str, ...], ...]
-    inside: tuple[float, ...]
-
-    def cut(self, leaves: Sequence[int]) -> list[tuple[int, int]]:
-        """Returns the leaves, of those given, that are cut, each with its dimension."""
-        found = ((i, self.scatter[i]) for i in leaves)
-        return [(i, at) for i, at in found if at is not None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
