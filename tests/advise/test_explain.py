@@ -36,8 +36,6 @@ def test_units_schemes_and_bytes_are_those_of_the_optimizer():
     with pytest.raises(errors.ArgumentError, match="no leaf 'kernal'"):
         found.row("kernal")
     assert (rows["embedding"].unit, rows["embedding"].scheme) == ("row", "Zen")
-    whole = sparsejax.transforms.power_sgd_sync(2)
-    assert explained(whole, {"kernel": PARAMS["kernel"]})[1]["kernel"].unit == "leaf"
     assert rows["embedding"].taken == ("BalancedParallelism",)
     assert rows["bias"].scheme == "AllReduce"
     assert rows["embedding"].dense_bytes == 2 * 15 / 16 * 4 * 50_000 * 64
@@ -80,6 +78,15 @@ def test_leaves_that_are_joined_are_one_row_with_one_latency():
     assert joined.milliseconds == alone.milliseconds
     assert joined.sent_bytes == alone.sent_bytes
     assert joined.latencies == 8
+
+
+def test_other_schemes_would_send_whole_leaves_by_elements():
+    params = {"kernel": PARAMS["kernel"]}
+    txs = sparsejax.transforms.power_sgd_sync(2), sparsejax.zen_sync()
+    whole, elements = (explained(tx, params, density=0.1)[1]["kernel"] for tx in txs)
+    assert (whole.unit, elements.unit) == ("leaf", "element")
+    for name in ("BalancedParallelism", "SparCML"):
+        assert whole.milliseconds[name] == elements.milliseconds[name]
 
 
 def test_a_sparsifier_says_how_sparse_it_is():
