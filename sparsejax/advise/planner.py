@@ -29,6 +29,7 @@ from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.schemes.forecast import Load, Network, for_platform
 from sparsejax.state import sharded, tree
 from sparsejax.transforms.buckets import ByRules, Rules, check_rules
+from sparsejax.transforms.sync import narrowed
 from sparsejax.wire import index_codes
 
 
@@ -58,7 +59,7 @@ def make_plan(
         inner: The number of ranks of a host, for an exchange of two levels. The profiles
             are then of all ranks of all hosts.
         rules: The rules of `sparsejax.sync`. "dense", schemes and units in them are kept.
-        wire_dtype: The `wire_dtype` of `sparsejax.sync`.
+        wire_dtype: The `wire_dtype` of `sparsejax.sync`, of all schemes in the plan.
 
     Returns:
         A `Plan`, for `sparsejax.sync(plan)`.
@@ -88,9 +89,11 @@ def make_plan(
             + ("one result alone: put it in a list." if profiles else "none.")
         )
     check_rules(rules)
-    options = _options(candidates, wire_dtype)
+    arguments.check_dtype("wire_dtype", wire_dtype)
+    travels = lambda scheme: scheme if wire_dtype is None else narrowed(scheme, wire_dtype)
+    options = [travels(scheme) for scheme in _options(candidates)]
     paths, leaves, _ = tree.flatten(sharded.apart(params).rest)
-    buckets = ByRules(schemes.Zen(wire_dtype=wire_dtype), rules).buckets(paths, leaves)
+    buckets = ByRules(schemes.Zen(), rules).map(travels).buckets(paths, leaves)
     choices: dict[int, tuple[Scheme, str, str]] = {}
     for bucket in buckets:
         unit = "row" if bucket.shape else "element"
@@ -119,18 +122,18 @@ def make_plan(
     return Plan(ranks, tuple(plans))
 
 
-def _options(candidates, wire_dtype) -> tuple[Scheme, ...]:
+def _options(candidates) -> tuple[Scheme, ...]:
     """Returns the schemes to choose from, the dense sum first."""
     for scheme in candidates or ():
         if not isinstance(scheme, Scheme) or isinstance(scheme, LossyScheme):
             raise ArgumentError(f"candidates must be lossless schemes, got {scheme!r}.")
     if candidates is None:
         candidates = (
-            schemes.BalancedParallelism(wire_dtype=wire_dtype),
-            schemes.HierarchicalCentralization(wire_dtype=wire_dtype),
-            schemes.AGSparse(code="auto", wire_dtype=wire_dtype),
+            schemes.BalancedParallelism(),
+            schemes.HierarchicalCentralization(),
+            schemes.AGSparse(code="auto"),
         )
-    return (schemes.AllReduce(wire_dtype), *candidates)
+    return (schemes.AllReduce(), *candidates)
 
 
 def _fastest(load: Load, options: Sequence[Scheme], network: Network) -> tuple[Scheme, str]:

@@ -137,6 +137,15 @@ def test_capacities_have_head_room_and_one_code():
     assert roomier.push_capacity == pytest.approx(2 * scheme.push_capacity, rel=0.05)
 
 
+def test_all_schemes_of_a_plan_have_its_wire_dtype():
+    """Candidates and schemes in rules, too, as in `sparsejax.sync`."""
+    chosen = {"candidates": [schemes.AGSparse()], "rules": {"kernel": schemes.SparCML()}}
+    plan = made(wire_dtype=jnp.bfloat16, **chosen)
+    kinds = {leaf.path: type(leaf.scheme).__name__ for leaf in plan.leaves}
+    assert kinds == {"bias": "AllReduce", "embedding": "AGSparse", "kernel": "SparCML"}
+    assert {leaf.scheme.wire_dtype for leaf in plan.leaves} == {jnp.dtype("bfloat16")}
+
+
 def test_slots_in_the_order_of_hashes_keep_their_code():
     """Where Algorithm 1 has found the owners only 32 bits each can carry the slots."""
     hashed = schemes.BalancedParallelism(ownership=ownership.MurmurHash(memory=0.5))
@@ -184,7 +193,7 @@ def test_a_plan_can_be_saved_read_and_edited(tmp_path):
     entry = text["leaves"][1]
     assert entry["path"] == "embedding"
     # Defaults are left out.
-    assert text["leaves"][2]["scheme"] == {"name": "SparCML"}
+    assert text["leaves"][2]["scheme"] == {"name": "SparCML", "wire_dtype": "bfloat16"}
     entry["scheme"] = {"name": "OmniReduce", "block": 64}
     edited = sparsejax.Plan.from_json(json.dumps(text))
     assert edited.leaves[0].scheme == schemes.AllReduce()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from sparsejax.arguments import missing_keywords
 from sparsejax.errors import ArgumentError
 from sparsejax.state import tree
 from sparsejax.state.per_rank import OUTLINE
@@ -51,7 +52,7 @@ def check_apart(tx: Any, params: Any, block_of: dict[str, str], wire: Wire) -> N
     try:
         traced = jax.make_jaxpr(update)([wire.per_rank(x) for x in leaves], held, leaves)
     except TypeError as error:
-        if "required keyword-only argument" not in str(error):
+        if not missing_keywords(error):
             raise
         raise ArgumentError(
             "sparsejax.embrace.horizontal updates a block before the loss that reads it is "

@@ -119,6 +119,11 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
             "lazy: tx must be an optax transformation, such as optax.adam(1e-3), got "
             f"{type(tx).__name__}."
         )
+    if isinstance(tx, Lazy):
+        raise ArgumentError(
+            "lazy: tx is the result of sparsejax.lazy already: use it as it is, or give "
+            "lazy the optimizer inside it."
+        )
     inside = RowOptimizer(optax.with_extra_args_support(tx), exact)
 
     def init(params):

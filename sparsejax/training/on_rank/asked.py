@@ -5,13 +5,12 @@ that does not is never given it: a transformation of a user's own may mean somet
 """
 
 import contextlib
-import re
 from collections.abc import Iterator
 
+from sparsejax.arguments import missing_keywords
 from sparsejax.errors import ArgumentError
 
 
-_MISSING = re.compile(r"missing \d+ required keyword-only arguments?: (.*)")
 _OWN = (
     "In a shard_map of your own tx.update takes what you give it: see shard_map.md in "
     "sparsejax's docs"
@@ -33,8 +32,7 @@ def errors_named(has_value: bool, has_mean: bool) -> Iterator[None]:
     try:
         yield
     except TypeError as error:
-        found = _MISSING.search(str(error))
-        names = re.findall(r"'(\w+)'", found[1]) if found else []
+        names = missing_keywords(error)
         others = [name for name in names if name != "value"]
         if others:
             raise ArgumentError(
