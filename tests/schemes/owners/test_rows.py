@@ -79,6 +79,19 @@ def test_rows_of_16_bits_are_added_up_in_float32():
 
 
 @pytest.mark.slow
+def test_rows_of_16_bits_that_all_ranks_receive_are_added_up_in_float32():
+    """One owner has too many rows. Of one of them 16 bits would lose 160 of 161 parts."""
+    ids, rows = drawn(4, CASES["of one owner"].copy(), dtype="bfloat16")
+    row = ids[0, 0]
+    ids[ids == row] = HEIGHT
+    ids[0, :161] = row
+    rows[0, :161] = np.array([200] + [0.25] * 160)[:, None]
+    listed, sums, traffic = program(4)(ids, rows)
+    assert traffic.pull.wire[0] == 0  # all ranks receive all rows
+    assert sums[0][listed[0] == row].astype(np.float64).ravel().tolist() == [240.0] * WIDTH
+
+
+@pytest.mark.slow
 def test_a_narrow_wire():
     ids, rows = drawn(4)
     traffic = assert_sums(4, ids, rows, room=2**-7, dtype=jnp.bfloat16)
