@@ -81,7 +81,7 @@ def _cast(eqn, times):
     is_float = jnp.issubdtype(new, jnp.floating) and jnp.issubdtype(old, jnp.floating)
     kept = times[0] is not None and (times[0][1] in (0, 1) or old == new)
     # A cast to a wider dtype and back changes nothing; one to a narrower dtype rounds.
-    wider = is_float and jnp.finfo(new).bits >= jnp.finfo(old).bits
+    wider = is_float and jnp.promote_types(old, new) == new
     return times[0] if kept and (times[0] == ZERO or wider) else None
 
 
