@@ -32,7 +32,7 @@ _MISSING = re.compile(r"missing \d+ required keyword-only arguments?: (.*)")
 
 
 def missing_keywords(error: TypeError) -> list[str]:
-    """Returns the keyword-only arguments that a call lacks, by the text of Python's error."""
+    """Returns the keyword-only arguments that a call lacks, by Python's message."""
     found = _MISSING.search(str(error))
     return re.findall(r"'(\w+)'", found[1]) if found else []
 
