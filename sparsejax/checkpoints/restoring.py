@@ -42,7 +42,7 @@ def restore(
     On the number of ranks that saved it, each device reads its own part, and training
     continues as if it had not ended. On another number of ranks `sparsejax.resized`
     distributes the state by rank. In a job of several processes all call it, and if one of
-    them cannot read its part, all raise.
+    them cannot read its part, or reads another checkpoint, all raise.
 
     Args:
         path: The folder of the checkpoint.
@@ -59,7 +59,8 @@ def restore(
     Raises:
         CheckpointError: There is no checkpoint, or it is incomplete, of another format, or
             of another model, transformation or run; no array was read. Or its arrays are
-            damaged. All processes raise it if one does.
+            damaged, or processes restore different checkpoints. All processes raise it if
+            one does.
         JobError: Another process does not say in time whether it could read its part.
 
     Example:
@@ -74,12 +75,24 @@ def restore(
         `sparsejax.abstract_state`: a target for checkpoints of orbax's own.
     """
     read = lambda: _read(path, like, about)
-    places, found, others = together.on_all("whether it can restore", read)
+    places, found, others, folder, own = together.on_all("whether it can restore", read)
+    together.check_equal(
+        "the checkpoint to restore",
+        own,
+        str(folder),
+        "Give all processes the same one: where it is the newest that a process finds, let "
+        "process 0 look, and send its number to the others.",
+    )
     return _put_together(like, places, found, others, reduce)
 
 
 def _read(path, like, about):
-    """Returns the parts of a state, the arrays that were read, and whether to resize."""
+    """Reads this process's part.
+
+    Returns:
+        The parts of the state, the arrays that were read, whether to resize, the folder,
+        and what identifies the checkpoint.
+    """
     folder, record = folders.description(folders.folder_of(path))
     if about is not None:
         _check_about(records.check_about(about), record.about, folder)
@@ -96,7 +109,9 @@ def _read(path, like, about):
         )
     places = list(_places(record.tree, like, others))
     wanted = {number: at for place in places for number, at in place.wanted().items()}
-    return places, reading.read(folder, arrays_of(record.tree), wanted), others
+    found = reading.read(folder, arrays_of(record.tree), wanted)
+    own = folders.identity(folder) if jax.process_count() > 1 else ""
+    return places, found, others, folder, own
 
 
 def _check_about(here, there, folder):

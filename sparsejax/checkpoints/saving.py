@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sparsejax.checkpoints import folders, reading, records, storage
+from sparsejax.checkpoints import folders, reading, records, storage, together
 from sparsejax.checkpoints.description import (
     arrays_of,
     described,
@@ -81,6 +81,12 @@ def save(
             f"the description of the state would have {size:,} bytes, and restore reads "
             f"{records.LARGEST:,}: keep long texts, and lists of numbers, as arrays."
         )
+    together.check_equal(
+        "about=",
+        json.dumps(about, sort_keys=True),
+        str(about),
+        "What a checkpoint belongs to is the same on all processes: give all the same.",
+    )
     stored = list(map(_stored, arrays))
     reading.check_dtypes(arrays_of(part), stored)
     storage.write(folder, written, part, stored, replace)

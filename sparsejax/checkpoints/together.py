@@ -1,8 +1,8 @@
-"""Raises on all processes if one cannot read or write its part, so that none waits for it.
+"""Raises on all processes if one cannot read or write its part, or if parts do not fit.
 
 Each process of a job reads and writes its own part, of files that another process may have
 written, or of copies on its own host. Then each reports, by the store of the coordination
-service, whether it could.
+service, whether it could, so that none waits for another.
 """
 
 import socket
@@ -62,3 +62,26 @@ def on_all(what: str, do: Callable[[], _T]) -> _T:
         raise failed
     who = f"process {cause} on host {first['host']}"
     raise CheckpointError(f"{who}: {first['why']}") from failed
+
+
+def check_equal(what: str, own: str, shown: str, fix: str) -> None:
+    """Raises on all processes unless they give equal texts. All processes call it.
+
+    Args:
+        what: What is compared, in words, for messages.
+        own: The text of this process.
+        shown: What messages show of it.
+        fix: What to do if they differ.
+    """
+    if store.place().processes == 1:
+        return
+    given = {"host": socket.gethostname(), "own": own, "shown": shown}
+    answers = store.of_all(what, given, _TO_DO)
+    first = answers[0]
+    for process, one in enumerate(answers):
+        if one["own"] != first["own"]:
+            raise CheckpointError(
+                f"{what} differs between processes: on host {first['host']} (process 0) it "
+                f"is {first['shown']}, and on host {one['host']} (process {process}) "
+                f"{one['shown']}. {fix}"
+            )

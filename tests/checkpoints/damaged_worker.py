@@ -109,6 +109,10 @@ def main(folder, coordinator, rank):
         told(f"mended {row}")
     for other in (0, 1):
         told(f"elsewhere {other}", folder.parent / "none" if rank == other else folder)
+    newer = folder.parent / "6"
+    sparsejax.save(newer, {"w": laid(numbers, devices)})
+    told("another checkpoint 6", newer if rank == 1 else folder)
+    told("whose number 1", do=lambda: sparsejax.save(newer, {}, about={"rank": rank}))
     wrong = {"w": laid(0 * numbers, devices), "more": 1}
     told("another tree", like=wrong if rank == 1 else like)
     # orbax waits five minutes for one that does not come.

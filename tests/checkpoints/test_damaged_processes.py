@@ -42,6 +42,13 @@ def test_what_is_damaged_for_one_process_is_refused_by_all(tmp_path):
         where = rf"CheckpointError: process {row} on host \S+: there is no checkpoint in "
         assert re.match(where, said)
     assert re.match(r"CheckpointError: process 1 on \S+ ", first.pop("another tree"))
+    # Of equal numbers, too: what differs is which checkpoint it is.
+    differ = "CheckpointError: {} differs between processes: on host .* it is {}, and on "
+    said = first.pop("another checkpoint 6")
+    assert re.match(differ.format("the checkpoint to restore", ".*/5"), said)
+    assert re.search(r"\(process 1\) .*/6\. Give all processes the same one: ", said)
+    said = first.pop("whose number 1")
+    assert re.match(differ.format("about=", "{'rank': 0}"), said)
     kept = "CheckpointError: the checkpoint could not be written to .*, and the one before"
     for full in (0, 1):
         # Each process says why; one that waited for the other, that this one could not.
@@ -60,4 +67,4 @@ def test_what_is_damaged_for_one_process_is_refused_by_all(tmp_path):
         assert re.match(rf"{kept} is kept: process {row} on host \S+: {why}", said)
         assert first.pop(f"after it {row}") == "whole"
     assert first == {"at last": "whole"}
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["5"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["5", "6"]
