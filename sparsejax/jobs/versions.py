@@ -15,8 +15,19 @@ from pallas_kernels import backends
 
 PACKAGES = ("sparsejax", "jax", "jaxlib", "optax")
 _SOURCES = ("sparsejax", "pallas_kernels")
-# Options of JAX that change compiled programs, so that messages would be incompatible.
-_SETTINGS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
+# Options of JAX that change compiled programs, so that messages would be incompatible, or
+# the bits of what replicas compute.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_default_matmul_precision",
+    "jax_optimization_level",
+)
+# Options of XLA. Any may change the bits of a program, except for those of dumps, which one
+# process may write, and the number of devices, which is compared separately.
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_HARMLESS = ("--xla_dump_", "--xla_force_host_platform_device_count")
 
 
 def versions() -> dict[str, str]:
@@ -28,8 +39,14 @@ def versions() -> dict[str, str]:
 
 def settings() -> dict[str, str]:
     """Returns the settings that determine what is compiled."""
-    found = {name: str(getattr(jax.config, name)) for name in _SETTINGS}
+    found = {name: str(getattr(jax.config, name, "unknown")) for name in _SETTINGS}
+    found |= {name: _flags(os.environ.get(name, "")) for name in _FLAGS}
     return found | {backends.VARIABLE: os.environ.get(backends.VARIABLE) or "auto"}
+
+
+def _flags(text: str) -> str:
+    """Returns those options of XLA that may change programs."""
+    return " ".join(x for x in text.split() if not x.startswith(_HARMLESS)) or "none"
 
 
 def _version(package: str) -> str:

@@ -46,6 +46,33 @@ from sparsejax.transforms.wrappers import AccumulateState, SkipState, WarmUpStat
 _OURS = (FeedbackState, AccumulateState, WarmUpState, SkipState, PerRank)
 _PERIODIC = (AccumulateState, LocalStepsState)
 _CONDITIONAL = (optax.ConditionallyMaskState, optax.ConditionallyTransformState)
+
+# Transformations of optax that must not be around a synchronization, by their states.
+_NOT_AROUND: dict[type, tuple[str, str]] = {
+    optax.MultiStepsState: (
+        "MultiSteps",
+        "it adds up gradients that differ by rank in a state that is declared equal on "
+        "all. Use sparsejax.accumulate(tx, every=k) around the chain instead.",
+    ),
+    optax.ApplyIfFiniteState: (
+        "apply_if_finite",
+        "each rank would decide by its own gradient whether to take part. Use "
+        "sparsejax.skip_nonfinite(tx) around the chain instead, by which all ranks decide "
+        "the same.",
+    ),
+    optax.ConditionallyTransformState: (
+        "conditionally_transform",
+        "in a step that it leaves out, each rank would apply its own gradient. Put the "
+        "synchronization before it: "
+        "optax.chain(sparsejax.zen_sync(), optax.conditionally_transform(...)).",
+    ),
+    optax.ConditionallyMaskState: (
+        "conditionally_mask",
+        "it chooses between the sum and zeros by a jax.lax.cond, whose sides have other "
+        "types there. Put the synchronization before it: "
+        "optax.chain(sparsejax.zen_sync(), optax.conditionally_mask(...)).",
+    ),
+}
 _ORDER = "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))"
 
 
@@ -206,18 +233,8 @@ def _check_idle_steps(state):
 
 
 def check_not_inside(state):
-    """Raises if optax would accumulate, or test, gradients that differ by rank."""
-    for outer in find(state, (optax.MultiStepsState, optax.ApplyIfFiniteState)):
-        if not find(tuple(outer), (PerRank, ExchangeState)):
-            continue
-        if isinstance(outer, optax.MultiStepsState):
-            raise StateError(
-                "optax.MultiSteps is around a synchronization: it adds up gradients that "
-                "differ by rank in a state that is declared equal on all. Use "
-                "sparsejax.accumulate(tx, every=k) around the chain instead."
-            )
-        raise StateError(
-            "optax.apply_if_finite is around a synchronization: each rank would decide by "
-            "its own gradient whether to take part. Use sparsejax.skip_nonfinite(tx) "
-            "around the chain instead, by which all ranks decide the same."
-        )
+    """Raises if optax would accumulate, test or pass on gradients that differ by rank."""
+    for outer in find(state, tuple(_NOT_AROUND)):
+        if find(tuple(outer), (PerRank, ExchangeState)):
+            name, why = _NOT_AROUND[type(outer)]
+            raise StateError(f"optax.{name} is around a synchronization: {why}")

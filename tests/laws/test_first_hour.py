@@ -172,6 +172,13 @@ ATTEMPTS = {
         OwnStep(optax.apply_if_finite(optax.chain(ZEN(), ADAM), 2)),
         ("optax.apply_if_finite", "sparsejax.skip_nonfinite(tx)"),
     ),
+    **{
+        f"{name} around": (
+            OwnStep(getattr(optax, name)(optax.chain(ZEN(), ADAM), lambda step: step > 0)),
+            (f"optax.{name} is around", "Put the synchronization before it: optax.chain("),
+        )
+        for name in ("conditionally_transform", "conditionally_mask")
+    },
     "every, and tx.init": (
         OwnStep(sparsejax.accumulate(optax.chain(ZEN(), ADAM), 2)),
         ("every=2", "sparsejax.init(tx, params, mesh)", "sparsejax.bind(tx, mesh)"),

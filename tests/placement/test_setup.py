@@ -12,7 +12,7 @@ import pytest
 
 import sparsejax
 from sparsejax.errors import ArgumentError, JobError, RuleError
-from sparsejax.jobs import agreement
+from sparsejax.jobs import agreement, versions
 from sparsejax.placement import program
 from tests import helpers
 from tests.helpers import jobs
@@ -105,6 +105,20 @@ def test_what_differs_is_named_on_all_processes(told, name):
     other, match = OTHER[name]
     reasons = refused(told(inits((chain(), PARAMS), other)))
     assert any(re.search(match, reason) for reason in reasons), reasons
+
+
+def test_options_of_xla_are_settings_but_for_dumps(monkeypatch):
+    """Where one process compiles without FMA, replicas differ in their last bits."""
+
+    def seen(flags):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        return versions.settings()
+
+    none, other = seen(""), seen("--xla_cpu_max_isa=AVX")
+    assert {k for k in none if none[k] != other[k]} == {"XLA_FLAGS"}
+    assert seen("--xla_dump_to=/x --xla_force_host_platform_device_count=8") == none
+    with jax.default_matmul_precision("float32"):
+        assert seen("") != none
 
 
 def test_a_mesh_of_another_order_is_refused(told):
