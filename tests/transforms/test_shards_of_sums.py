@@ -238,6 +238,12 @@ def test_a_piece_that_overflows_leaves_the_step_out_on_all_ranks():
         sparsejax.transforms.check_numbers(state)
 
 
+@pytest.mark.xfail(
+    jax.__version_info__ >= (0, 12),
+    reason="JAX 0.12 cannot compile an unreduced array without elements",
+    raises=jax.errors.JaxRuntimeError,
+    strict=True,
+)
 @pytest.mark.parametrize("name", ["w", "embedding"])
 def test_leaves_of_no_number_are_cut(name):
     mesh = helpers.grid(replica=4, fsdp=2)
