@@ -56,6 +56,7 @@ from sparsejax.transforms.checks import Leaves
 from sparsejax.transforms.entry import Entry, Reduction
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.feedback import Accumulated, Outcome
+from sparsejax.units.units import rounded
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.value_codes import code_of
 
@@ -301,7 +302,7 @@ class ChunkedExchange:
             wire: The wire.
         """
         del waiting
-        coded, own = message.select([x.astype(jnp.float32) for x in leaves])
+        coded, own = message.select([rounded(x, jnp.float32) for x in leaves])
         words, sent = wire.all_gather(weights.with_weight(message.pack(coded), weight))
         words, of_ranks = weights.split(words, weight)
         scales = mine = None
@@ -336,7 +337,7 @@ class ChunkedExchange:
     def _owned(self, message, leaves, waiting, weight, wire):
         """Exchanges leaves by owners, to whom pieces go, and entries of sums to all."""
         owners, rank = self._owners(message, wire.ranks), wire.rank
-        coded, own = message.select([x.astype(jnp.float32) for x in leaves])
+        coded, own = message.select([rounded(x, jnp.float32) for x in leaves])
         words, push = wire.all_to_all(weights.with_weight(owners.push(coded), weight))
         words, of_ranks = weights.split(words, weight)
         unpack = functools.partial(owners.entries_of, rank=rank)
@@ -363,14 +364,15 @@ class ChunkedExchange:
                 held = list(map(dct.inverse, message.cuts, held))
             pairs = zip(own, held, strict=True)
             own = [x + divisor / scale * y for x, y in pairs]
-        flat = jnp.concatenate([x.reshape(-1).astype(jnp.float32) for x in own])
+        flat = jnp.concatenate([rounded(x.reshape(-1), jnp.float32) for x in own])
         total, cost = wire.all_reduce(flat)
         total = total / divisor * scale
         sizes = [x.size for x in leaves]
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         pairs = list(zip(leaves, ends, strict=True))
         parts = [total[end - x.size : end].reshape(x.shape) for x, end in pairs]
-        silent = lambda x: jnp.zeros_like(x) if weight is None else weights.kept(x, weight)
+        error = lambda x: tree.rounding_error(x, rounded(x, jnp.float32))
+        silent = lambda x: error(x) if weight is None else weights.kept(x, weight)
         held = [jnp.zeros_like(x) for x in waiting]
         return _Summed(parts, list(map(silent, leaves)), held, sent + cost)
 

@@ -44,7 +44,7 @@ class Part:
     Attributes:
         part: The `Exchange` or the `Select`.
         paths: The paths of its leaves.
-        leaves: The leaves, or their shapes and dtypes.
+        leaves: The shapes and dtypes of its leaves.
         buckets: The buckets of an exchange; () for a sparsifier.
         inside: The wrappers around it, the outermost first.
         shards: For an exchange, the paths of leaves that are sharded among the ranks, which
@@ -128,7 +128,7 @@ def report_exchange(
     """Reports an exchange to the observer."""
     seen = _OBSERVED.get()
     assert seen is not None
-    of = tuple(paths), tuple(leaves), tuple(buckets)
+    of = tuple(paths), _shapes(leaves), tuple(buckets)
     seen.exchanges.append(Part(part, *of, seen.inside, tuple(shards)))
 
 
@@ -136,7 +136,12 @@ def report_sparsifier(part: Any, paths: Sequence[str], leaves: Sequence[Any]) ->
     """Reports a sparsifier to the observer."""
     seen = _OBSERVED.get()
     assert seen is not None
-    seen.sparsifiers.append(Part(part, tuple(paths), tuple(leaves), (), seen.inside))
+    seen.sparsifiers.append(Part(part, tuple(paths), _shapes(leaves), (), seen.inside))
+
+
+def _shapes(leaves):
+    """Returns shapes and dtypes: a leaf of a traced `init` must not outlive its trace."""
+    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
 
 
 def report_rows(part: Any, paths: Sequence[str]) -> None:

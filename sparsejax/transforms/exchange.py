@@ -311,10 +311,10 @@ class Exchange:
             return total
         at = None if given.entered is None else dict(given.entered.cut([place])).get(place)
 
-        def sum_of(x):
+        def sum_of(x, dtype=total.dtype):
             x = wire.mean_of(wire.psum(wire.per_rank(x))[0], self.mean)
             x = x if at is None else pieces.piece_of(x, at, wire.ranks, wire.rank)
-            return x.astype(total.dtype)
+            return x.astype(dtype)
 
         return _derived(sum_of, total, leaf)
 

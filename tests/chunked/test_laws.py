@@ -1,5 +1,6 @@
 """Five rounds on three ranks are those of the formulas, and nothing is lost on the way."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -48,6 +49,20 @@ def test_nothing_is_lost(values, over, decay, weighted):
         # A rank of weight 0 keeps all.
         silent = np.broadcast_to(weight == 0, sent.shape)
         np.testing.assert_allclose(sent[silent], 0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", ["2bit", "float32"])
+def test_doubles_beyond_float32_are_left_over(values):
+    """One rank has 1e39: what a message cannot hold of it is in the residual."""
+    grads = np.zeros((2, 1, 64))
+    grads[0, 0, 5], grads[:, 0, 9] = 1e39, 1
+    tx = sparsejax.chunked_sync(k=4, chunk=64, over="ranks", values=values, reduce="sum")
+    for send in (tx, sparsejax.warm_up(tx, 1)):
+        with jax.enable_x64(True):
+            run = helpers.ranks(2)(send, {"w": grads})
+            total = run.updates["w"][0, 0] + helpers.held(run.state)["w"]
+        np.testing.assert_allclose(total[[5, 9]], [1e39, 2], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -57,6 +57,39 @@ def test_promotions_that_a_user_forbids_are_those_of_the_users_code():
         assert sparsejax.metrics(state)
         with pytest.raises(ValueError, match="rank_promotion"):
             jnp.ones(3) + jnp.ones((2, 3))
+        adam = sparsejax.lazy(optax.adam(0.1))
+        rows = sparsejax.RowGrads(jnp.arange(2), jnp.ones((2, 3)), shape=(9, 3))
+        table = jnp.ones((9, 3))
+        read = adam.reader(table, adam.init(table))
+        updates, state = adam.update(rows, adam.init(table), table, read=read)
+        sparsejax.rows.settle(sparsejax.apply_updates(table, updates), state, adam)
+
+
+@pytest.mark.parametrize("sends", [sparsejax.zen_sync, sparsejax.dense_sync])
+def test_no_array_outlives_its_trace(sends):
+    """In a `shard_map` and under `jit`, by JAX's own check."""
+    mesh, params = helpers.mesh_of(N), {"w": np.ones(SIZE, np.float32)}
+    sync = sends("data", rules={"w": "sparse"})
+    tx = sparsejax.accumulate(optax.chain(sync, optax.sgd(0.1)), 2)
+
+    def step(x, state):
+        return tx.update({"w": x[0]}, state, params)
+
+    def under_jit(x, state):
+        _, grads = sparsejax.per_replica(jax.value_and_grad(loss), "data")(params, x)
+        return tx.update(grads, state, params)
+
+    def loss(params, x):
+        return jnp.sum(params["w"] * x)
+
+    with jax.checking_leaks(), jax.set_mesh(mesh):
+        state = sparsejax.init(tx, params, mesh)
+        specs = sparsejax.state_specs(state)
+        specs = {"in_specs": (P("data"), specs), "out_specs": (P(), specs)}
+        x = helpers.placed(draw(1)[:, 0], mesh, P("data"))
+        inside = jax.eval_shape(helpers.shard_map(step, mesh=mesh, **specs), x, state)
+        outside = jax.eval_shape(under_jit, x, state)
+    assert inside[0]["w"].shape == outside[0]["w"].shape == (SIZE,)
 
 
 def sum_of_squares(tx):

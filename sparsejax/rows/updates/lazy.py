@@ -131,7 +131,8 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
             observing.report_rows(made, steps.tables(inside, params))
         return steps.init(inside, params)
 
-    made = Lazy(init, functools.partial(steps.update, inside))
+    update = functools.partial(steps.update, inside)
+    made = Lazy(tree.promoting()(init), tree.promoting()(update))
     made.inside = inside
     return made
 

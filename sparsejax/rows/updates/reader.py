@@ -22,6 +22,7 @@ from sparsejax.rows.updates.snapshot import Snapshot, gathered_rows
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.schemes.owners import row_requests
 from sparsejax.state.parameters import ranks_of
+from sparsejax.state.tree import promoting
 from sparsejax.units.merging import Merge
 from sparsejax.units.row_grads import ReadBy, ReadRowGrads, RowGrads
 from sparsejax.wire.collectives import Wire
@@ -62,6 +63,7 @@ class LateRowReader:
         state: The state of the optimizer, or of a chain that contains it.
     """
 
+    @promoting()
     def __init__(self, optimizer: RowOptimizer, params: Any, state: Any):
         names, leaves, _ = layouts.flatten(params)
         self._leaves = dict(zip(names, leaves, strict=True))
@@ -75,6 +77,7 @@ class LateRowReader:
         if self._snapshot.plan.moving:
             _check_axes()
 
+    @promoting()
     def rows(self, path: str, ids: Ids) -> tuple[jax.Array, ReadRows | None]:
         """Reads rows of a table.
 

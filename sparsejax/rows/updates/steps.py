@@ -221,6 +221,7 @@ def _by_shard(
     return {at: (again(update), rows) for at, (update, rows) in made.items()}
 
 
+@tree.promoting()
 def caught_late(
     optimizer: RowOptimizer, late: Any, state: Any, params: Any
 ) -> tuple[Any, LazyState]:
@@ -286,6 +287,7 @@ def _concatenated(late: RowGrads, now: RowGrads) -> RowGrads:
     return RowGrads.marked(ids, jnp.concatenate([late.rows, now.rows]), now.shape)
 
 
+@tree.promoting()
 def settled(optimizer: RowOptimizer, params: Any, state: Any) -> tuple[Any, Any]:
     """Returns the parameters and the state with all rows caught up."""
     ours = find(state)

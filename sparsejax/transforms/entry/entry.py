@@ -329,7 +329,12 @@ class _EnteredUpdate:
         found = []
 
         def outlined(*operands):
-            found.extend(inside(*operands))
+            own, after = inside(*operands)
+            specs = [
+                leaf.sum_spec(x) if self.entry.sums else leaf.out_spec(_bare(x))
+                for leaf, x in zip(leaves, own, strict=True)
+            ]
+            found.append((specs, state_specs(after, known)))
 
         # Only a full trace of the exchange shows whether rows stay rows.
         listed = any(is_row_grads(_bare(leaf.value)) for leaf in leaves)
@@ -338,12 +343,7 @@ class _EnteredUpdate:
             jax.eval_shape(self._mapped(outlined, in_specs, None), *operands)
         finally:
             OUTLINE.reset(token)
-        own, after = found
-        specs = [
-            leaf.sum_spec(x) if self.entry.sums else leaf.out_spec(_bare(x))
-            for leaf, x in zip(leaves, own, strict=True)
-        ]
-        return specs, state_specs(after, known)
+        return found[0]
 
     def _known(self, structure, leaves, of_shards=False):
         """Returns the specs of arrays that have the shapes of parameters, or of shards."""
