@@ -165,6 +165,11 @@ def test_next_ids_that_are_missing_or_of_something_else():
     traced(next_ids={"users": jnp.arange(3, dtype=jnp.int16)})
 
 
+def test_a_weight_of_a_rank():
+    match = r"embrace_sync was given weight=: 'users' is a table .* Leave weight out"
+    refused(ArgumentError, match, next_ids=None, weight=1.0)
+
+
 def test_gradients_that_were_sent_already():
     match = r"'users' itself, and its gradient was sent .*embrace.value_and_grad"
     refused(ArgumentError, match, take=sparsejax.value_and_grad, next_ids=None)

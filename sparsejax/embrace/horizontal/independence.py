@@ -83,6 +83,10 @@ def _check(what, value):
     )
 
 
+# What draws random numbers, of typed keys and of others, and without keys.
+_DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
+
+
 class _BlocksOfArrays(Domain[_BlockDependence]):
     """The domain in which the value of an array is the blocks on which it depends."""
 
@@ -90,6 +94,12 @@ class _BlocksOfArrays(Domain[_BlockDependence]):
         return _BlockDependence()
 
     def other(self, eqn, given):
+        if eqn.primitive.name in _DRAWS:
+            raise ArgumentError(
+                f"horizontal: the chain draws random numbers, by {eqn.primitive.name}. "
+                "Each block has a state of its own, and all would draw the same numbers: "
+                "leave that out, or train without horizontal."
+            )
         return [_joined(eqn, given)] * len(eqn.outvars)
 
     def joined(self, eqn, v, index, sides):

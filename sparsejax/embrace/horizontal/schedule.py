@@ -146,6 +146,12 @@ class HorizontalSchedule(NamedTuple):
                 "these parameters. sparsejax.data_parallel does so where tx is what "
                 "horizontal returned, and no optax.chain around it."
             )
+        if extra.get("weight") is not None:
+            raise ArgumentError(
+                f"update of {_NAME} was given weight=, and gradients that it carries are "
+                "averaged in the next step, without weights. Multiply the loss by the "
+                "weight of the rank over the mean of all weights."
+            )
         check_kind(state, Begun, _NAME)
         wire = Wire.over(self.axis_name, f"update of {_NAME}")
         cut = self._cut(updates)

@@ -81,12 +81,15 @@ def horizontal(
 
     The result must not be part of another chain. `sparsejax.data_parallel` takes it in
     place of `tx`, and parameters and losses are those of `tx`. Between steps the state is
-    one update late: `trainer.flush(state)`, or the method `flush`, catches up.
+    one update late: `trainer.flush(state)`, or the method `flush`, catches up. What selects
+    from several leaves together, such as Ok-Topk or `dgc(global_=True)`, selects within
+    each block.
 
     Args:
         tx: The whole chain, with the synchronization and the optimizer in it. It must treat
             leaves separately, as SGD, Adam, Adagrad and LAMB do. A transformation that
-            combines all leaves, such as `optax.clip_by_global_norm`, raises an error.
+            combines all leaves, such as `optax.clip_by_global_norm`, or draws random
+            numbers raises an error.
         order: The blocks in the order in which the forward pass uses them: path prefixes,
             or a tuple of prefixes for one block; or a function from the paths to these. If
             None, blocks are found from the paths (`blocks`), and `data_parallel` finds

@@ -31,7 +31,7 @@ rows on all ranks: a row is of one kind everywhere.
 * `gradients`: gradients by rows, which stay on their rank, and the ids of a batch.
 * `split`: divides rows into prior and delayed ones.
 * `sending`: sends columns of rows to the ranks that hold them.
-* `sync`: the optax transformation.
+* `sync`: the optax transformation, and `next_ids`: the check of its argument.
 * `flushing`: sends and applies the rows that are held back.
 * `lookahead`: an iterator over pairs of a batch and the next one.
 """

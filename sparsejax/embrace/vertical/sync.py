@@ -13,6 +13,7 @@ from sparsejax.axes import AxisName
 from sparsejax.embrace.column_table import ColumnTable, Unsent
 from sparsejax.embrace.exchange import TableLists
 from sparsejax.embrace.vertical import sending
+from sparsejax.embrace.vertical.next_ids import MISSING, checked
 from sparsejax.embrace.vertical.split import Chosen, among, split
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.capacity import Capacity, check_capacity
@@ -22,6 +23,7 @@ from sparsejax.state.byte_totals import Totals
 from sparsejax.state.pending import Pending
 from sparsejax.state.per_rank import OUTLINE, check_kind
 from sparsejax.transforms.buckets import ByTables, Rules
+from sparsejax.transforms.checks import refuse_weighted
 from sparsejax.transforms.described import described
 from sparsejax.transforms.exchange import ExchangeState, Leaves, Reduction
 from sparsejax.transforms.feedback import FeedbackState
@@ -38,7 +40,6 @@ _REPLICATED = {
     "all_gather": schemes.AGSparse(),
     "parallax": schemes.SparsePS(),
 }
-_MISSING: Any = object()
 _NAME = "sparsejax.embrace_sync"
 
 
@@ -189,19 +190,20 @@ class _Vertical:
         exchange = ExchangeState({}, traffic, Totals.zero(), *made_for)
         return FeedbackState(jnp.int32(0), None, None, None, exchange)
 
-    def update(self, updates, state, params=None, *, next_ids=_MISSING, **extra):
+    def update(self, updates, state, params=None, *, next_ids=MISSING, **extra):
         """Sends delayed and prior rows; see `embrace_sync`."""
         check_kind(state, EmbraceState, f"{_NAME} (vertical=True)")
         wire = Wire.over(self.axis_name, f"update of {_NAME}")
         if OUTLINE.get():
-            made, _ = self.inner.update(updates, state.inner, params, **extra)
-            return made, state
+            return self.inner.update(updates, state.inner, params, **extra)[0], state
+        if extra.get("weight") is not None:
+            refuse_weighted(_NAME, updates)
         shards = sharded.apart(updates)
         rest, inner = self.inner.update(shards.rest, state.inner, params, **extra)
         if not shards.paths:
             return rest, state._replace(inner=inner)
         step = TableUpdate(self, wire, shards, state)
-        nodes, after = step.taken(_checked(next_ids, shards.paths))
+        nodes, after = step.taken(checked(_NAME, next_ids, shards.paths))
         return shards.together(rest, nodes), after._replace(inner=inner)
 
 
@@ -367,34 +369,3 @@ class TableUpdate:
 
 def _without_value(table):
     return ColumnTable(None, table.dim, table.axis_name)
-
-
-def _checked(next_ids, paths):
-    """Returns the ids of the next batch, None at the end; raises if a table has none."""
-    if next_ids is None:
-        return None
-    fix = (
-        "sparsejax.embrace.rows_read(loss_fn)(params, next_batch) finds them, and "
-        "next_ids=None says that there is no next batch"
-    )
-    if next_ids is _MISSING:
-        raise ArgumentError(
-            f"update of {_NAME}(vertical=True) was not given the rows that this rank reads "
-            f"in the next step: tx.update(grads, state, params, next_ids=ids). {fix}."
-        )
-    if not isinstance(next_ids, Mapping) or {*next_ids} != {*paths}:
-        given = (
-            sorted(next_ids) if isinstance(next_ids, Mapping) else type(next_ids).__name__
-        )
-        raise ArgumentError(
-            f"update of {_NAME}: next_ids must map the path of each table to ids, "
-            f"{sorted(paths)}, and has {given}: {fix}."
-        )
-    for path, ids in next_ids.items():
-        dtype = jnp.result_type(ids)
-        if not jnp.issubdtype(dtype, jnp.integer):
-            raise ArgumentError(
-                f"update of {_NAME}: next_ids of {path!r} must be integers, got {dtype}: "
-                f"{fix}."
-            )
-    return next_ids

@@ -20,6 +20,7 @@ from sparsejax.rows.updates.catch_up.protocol import CatchUp, Never
 from sparsejax.rows.updates.catch_up.replay import Replay
 from sparsejax.rows.updates.facts.tables import TableFacts
 from sparsejax.rows.updates.layout import OptimizerLayout
+from sparsejax.rows.updates.state import LazyState
 from sparsejax.tracing import outputs
 from sparsejax.units.row_grads import is_row_grads
 
@@ -95,8 +96,8 @@ class RowOptimizer:
         self.starts[jax.tree.structure(params)] = plan.layout.paths
         return plan
 
-    def params_of(self, params: Any, inner: Any) -> Any:
-        """Returns the parameters that a state of the optimizer belongs to.
+    def params_of(self, params: Any, state: LazyState) -> Any:
+        """Returns the parameters that a state belongs to.
 
         They are all of them, or those that `optax.partition` or `masked` around `lazy`
         passes, with `optax.MaskedNode` in place of each other leaf, or of a whole subtree,
@@ -107,9 +108,11 @@ class RowOptimizer:
         for structure, paths in self.starts.items():
             if own.keys() >= {*paths}:
                 found.append(structure.unflatten([own[path] for path in paths]))
-        wanted = jax.tree.structure(inner)
+        wanted = jax.tree.structure(state.inner)
         for left in found:
-            if jax.tree.structure(jax.eval_shape(self.tx.init, left)) == wanted:
+            inner = jax.tree.structure(jax.eval_shape(self.tx.init, left))
+            # An optimizer without a state of its own shows by `last` what it was given.
+            if inner == wanted and layouts.is_like(state.last, left):
                 return left
         raise StateError(
             "lazy: the state is not one of these parameters. Give it the parameters of "

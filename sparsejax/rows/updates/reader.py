@@ -68,7 +68,7 @@ class LateRowReader:
         names, leaves, _ = layouts.flatten(params)
         self._leaves = dict(zip(names, leaves, strict=True))
         state = find(state)
-        params = optimizer.params_of(params, state.inner)
+        params = optimizer.params_of(params, state)
         paths, _, _ = layouts.flatten(params)
         self._numbers = {path: at for at, path in enumerate(paths)}
         self._snapshot = Snapshot(optimizer, params, params, state)

@@ -240,7 +240,7 @@ def caught_late(
     ours = find(state)
     paths, rows, whole = layouts.flatten(late)
     by_path = dict(zip(paths, rows, strict=True))
-    params = optimizer.params_of(params, ours.inner)
+    params = optimizer.params_of(params, ours)
     paths, leaves, structure = layouts.flatten(params)
     early = {at: by_path[path] for at, path in enumerate(paths) if path in by_path}
     zeros = jax.tree.unflatten(structure, list(map(jnp.zeros_like, leaves)))
@@ -292,7 +292,7 @@ def settled(optimizer: RowOptimizer, params: Any, state: Any) -> tuple[Any, Any]
     """Returns the parameters and the state with all rows caught up."""
     ours = find(state)
     names, whole, of_whole = layouts.flatten(params)
-    params = optimizer.params_of(params, ours.inner)
+    params = optimizer.params_of(params, ours)
     paths, leaves, structure = layouts.flatten(params)
     tables = optimizer.plan(params, params).layout.tables
     last = structure.flatten_up_to(ours.last)

@@ -133,6 +133,7 @@ MIXING = {
     ),
     "whether all is finite": sparsejax.skip_nonfinite(CHAIN),
 }
+NOISY = optax.chain(sparsejax.dense_sync(), optax.add_noise(1.0, 0.55, 0), optax.sgd(0.1))
 APART = {
     "lamb": optax.chain(sparsejax.dense_sync(), optax.lamb(1e-2)),
     "block norms": optax.chain(
@@ -160,6 +161,11 @@ def test_a_chain_that_looks_over_all_leaves_is_refused(name):
     match = r"horizontal: .*depends on more than one block .*, " + by
     with pytest.raises(ArgumentError, match=match):
         sparsejax.init(horizontal(MIXING[name], ORDER), params(), mesh_of(2))
+
+
+def test_noise_that_all_blocks_would_draw_alike_is_refused():
+    with pytest.raises(ArgumentError, match=r"draws random numbers, by \w+\. Each block"):
+        sparsejax.init(horizontal(NOISY, ORDER), params(), mesh_of(2))
 
 
 def test_what_looks_over_all_leaves_in_front_of_a_sparsifier_is_refused():
@@ -264,8 +270,14 @@ def test_gradients_that_cannot_be_carried_are_refused():
         grads = jax.tree.map(lambda x: x.astype(jnp.bfloat16), sparsejax.local(params))
         return tx.update(grads, state, params)[0]
 
+    def weighted(tx, params, state):
+        params, state = tx.begin(params, state)
+        return tx.update(sparsejax.local(params), state, params, weight=1.0)[0]
+
     with pytest.raises(sparsejax.errors.AlreadySummedError, match=r"sparsejax\.local"):
         run_half(summed)
+    with pytest.raises(ArgumentError, match=r"given weight=.* without weights\. Multiply"):
+        run_half(weighted)
     with pytest.raises(LeafError, match="is bfloat16, and the parameter float32"):
         run_half(narrow)
 

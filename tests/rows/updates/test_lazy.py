@@ -235,10 +235,10 @@ def test_a_row_whose_state_needs_forgotten_numbers_is_not_a_number():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_label_may_be_that_of_a_whole_subtree(whole):
+@pytest.mark.parametrize(("whole", "momentum"), [(True, 0.9), (True, None), (False, 0.9)])
+def test_a_label_may_be_that_of_a_whole_subtree(whole, momentum):
     """And then `optax.partition` leaves one node in place of all that it leaves out."""
-    rows = lazy(optax.sgd(0.1, momentum=0.9))
+    rows = lazy(optax.sgd(0.1, momentum))
     tables = {k: jnp.ones((HEIGHT, WIDTH)) for k in "ab"}
     p = {"tables": tables, "rest": {"w": jnp.ones(2)}}
     labels = {"tables": "rows", "rest": "dense"}
@@ -254,7 +254,7 @@ def test_a_label_may_be_that_of_a_whole_subtree(whole):
             tables["a"] = listed([HEIGHT], row)
         updates, state = update(grads, state, p)
         p = apply_updates(p, updates)
-    ids, fallen = jnp.array([1, 2]), 0.1 * (1 + 0.9 + 0.81)
+    ids, fallen = jnp.array([1, 2]), 0.1 * (1 + 0.9 + 0.81 if momentum else 1)
     want = np.outer([1 - fallen, 1], np.ones(WIDTH)).astype(np.float32)
     read, _ = rows.reader(p, state).rows("tables/a", Ids(ids, ids))
     np.testing.assert_allclose(read, want, rtol=1e-6)
