@@ -27,7 +27,7 @@ _SETTINGS = (
 # Options of XLA. Any may change the bits of a program, except for those of dumps, which one
 # process may write, and the number of devices, which is compared separately.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-_HARMLESS = ("--xla_dump_", "--xla_force_host_platform_device_count")
+_HARMLESS = ("--xla_dump_", "--xla_gpu_dump_", "--xla_force_host_platform_device_count")
 
 
 def versions() -> dict[str, str]:
