@@ -28,15 +28,6 @@ def check_static(name: str, value: Any) -> None:
         )
 
 
-_MISSING = re.compile(r"missing \d+ required keyword-only arguments?: (.*)")
-
-
-def missing_keywords(error: TypeError) -> list[str]:
-    """Returns the keyword-only arguments that a call lacks, by Python's message."""
-    found = _MISSING.search(str(error))
-    return re.findall(r"'(\w+)'", found[1]) if found else []
-
-
 def is_int(value: Any, least: float = -math.inf) -> bool:
     """Returns whether a value is a Python int of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -16,6 +16,7 @@ sparsifiers only return values of the right types.
 """
 
 import functools
+import re
 import warnings
 from typing import Any
 
@@ -230,6 +231,12 @@ def _check_idle_steps(state):
             "every=k).",
             stacklevel=2,
         )
+
+
+def missing_keywords(error: TypeError) -> list[str]:
+    """Returns the keyword-only arguments that a call lacks, by Python's message."""
+    found = re.search(r"missing \d+ required keyword-only arguments?: (.*)", str(error))
+    return re.findall(r"'(\w+)'", found[1]) if found else []
 
 
 def check_not_inside(state):

@@ -262,30 +262,20 @@ def check_weight(lossy: Any, given: Any, remembers: bool) -> None:
         given: The gradients.
         remembers: Whether any leaf has a residual or a velocity.
     """
-    refuse_weighted(lossy.name, given)
-    if remembers and not lossy.takes_weight:
-        raise ArgumentError(
-            f"update of {lossy.name} was given weight=, and it keeps on each rank what it "
-            "does not send: of a rank of weight 0 it would forget what it sends, and "
-            "nobody counts it. Leave weight out, or take a synchronization that sends "
-            "everything (sparsejax.dense_sync(), sparsejax.zen_sync()) without a "
-            "sparsifier, or sparsejax.chunked_sync()."
-        )
-
-
-def refuse_weighted(name: str, given: Any) -> None:
-    """Raises if a tree of gradients that is given a weight has a table sharded by columns.
-
-    Args:
-        name: The name of the transformation, for the message.
-        given: The gradients.
-    """
+    call = f"update of {lossy.name} was given weight="
     sharded.refuse(
         given,
-        f"update of {name} was given weight=",
+        call,
         "whose gradient is a sum over the ranks already. Leave weight out, or train the "
         "table in a chain of its own, by optax.partition.",
     )
+    if remembers and not lossy.takes_weight:
+        raise ArgumentError(
+            f"{call}, and it keeps on each rank what it does not send: of a rank of weight "
+            "0 it would forget what it sends, and nobody counts it. Leave weight out, or "
+            "take a synchronization that sends everything (sparsejax.dense_sync(), "
+            "sparsejax.zen_sync()) without a sparsifier, or sparsejax.chunked_sync()."
+        )
 
 
 def check_velocities(

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from sparsejax.arguments import missing_keywords
 from sparsejax.errors import ArgumentError
+from sparsejax.placement.chains import missing_keywords
 from sparsejax.state import tree
 from sparsejax.state.per_rank import OUTLINE
 from sparsejax.tracing import programs

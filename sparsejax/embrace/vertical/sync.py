@@ -23,7 +23,7 @@ from sparsejax.state.byte_totals import Totals
 from sparsejax.state.pending import Pending
 from sparsejax.state.per_rank import OUTLINE, check_kind
 from sparsejax.transforms.buckets import ByTables, Rules
-from sparsejax.transforms.checks import refuse_weighted
+from sparsejax.transforms.checks import check_weight
 from sparsejax.transforms.described import described
 from sparsejax.transforms.exchange import ExchangeState, Leaves, Reduction
 from sparsejax.transforms.feedback import FeedbackState
@@ -146,6 +146,8 @@ class _Vertical:
         reduce: "mean" or "sum".
     """
 
+    name, takes_weight = _NAME, False
+
     def __init__(self, inner, axis_name, delayed: Mapping[str, int], reduce):
         self.inner, self.axis_name, self.delayed = inner, axis_name, delayed
         self.mean = reduce == "mean"
@@ -197,7 +199,7 @@ class _Vertical:
         if OUTLINE.get():
             return self.inner.update(updates, state.inner, params, **extra)[0], state
         if extra.get("weight") is not None:
-            refuse_weighted(_NAME, updates)
+            check_weight(self, updates, remembers=False)
         shards = sharded.apart(updates)
         rest, inner = self.inner.update(shards.rest, state.inner, params, **extra)
         if not shards.paths:

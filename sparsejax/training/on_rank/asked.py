@@ -7,8 +7,8 @@ that does not is never given it: a transformation of a user's own may mean somet
 import contextlib
 from collections.abc import Iterator
 
-from sparsejax.arguments import missing_keywords
 from sparsejax.errors import ArgumentError
+from sparsejax.placement.chains import missing_keywords
 
 
 _OWN = (

@@ -38,12 +38,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from sparsejax import axes
 from sparsejax.axes import AxisName, axis_names
-from sparsejax.errors import (
-    ArgumentError,
-    AxisError,
-    StateError,
-    missing_axis,
-)
+from sparsejax.errors import ArgumentError, AxisError, StateError, missing_axis
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.parameters import ParameterSpecs, ranks_of
 from sparsejax.state.per_rank import OUTLINE, check_ranks, find
