@@ -128,10 +128,7 @@ def test_residuals_go_to_fewer_ranks(reduce, tmp_path):
     rng = np.random.default_rng(0)
     draw = lambda x: rng.standard_normal(x.shape).astype(x.dtype)
     held = jax.tree.map(draw, state[0].residual.value)
-    state = (
-        state[0]._replace(residual=state[0].residual.with_value(held)),
-        *state[1:],
-    )
+    state = (state[0]._replace(residual=state[0].residual.with_value(held)), *state[1:])
     sparsejax.save(tmp_path / "state", state)
     fresh = sparsejax.init(tx, params, helpers.mesh_of(2))
     restored = sparsejax.restore(tmp_path / "state", fresh)

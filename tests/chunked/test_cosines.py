@@ -13,10 +13,7 @@ from tests.chunked import reference, runs
 
 
 BLOCKS = {"k": runs.K, "chunk": runs.CHUNK}
-CASES = [
-    ("float32", "senders", 0.9, False),
-    *helpers.slow(("2bit", "ranks", 0.95, True)),
-]
+CASES = [("float32", "senders", 0.9, False), *helpers.slow(("2bit", "ranks", 0.95, True))]
 EACH = pytest.mark.parametrize(("values", "over", "decay", "weighted"), CASES)
 rounds = functools.partial(runs.rounds, transform="dct")
 

@@ -11,10 +11,7 @@ from tests.chunked import reference, runs
 # Codes, what is divided by, decay, whether weighted.
 CASES = [
     ("float32", "senders", 0.5, True),
-    *helpers.slow(
-        ("2bit", "senders", 0.95, False),
-        ("2bit-bins", "ranks", 1.0, True),
-    ),
+    *helpers.slow(("2bit", "senders", 0.95, False), ("2bit-bins", "ranks", 1.0, True)),
 ]
 OPTIONS = ("values", "over", "decay", "weighted")
 

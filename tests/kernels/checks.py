@@ -246,11 +246,7 @@ MOST = (*SOME, "full", "nothing", "one part", "rows of two axes", "behind the la
 MOST_BITMAPS = ("half of all", "full, halves")
 
 
-def check_messages(
-    made,
-    names=tuple(messages.CASES),
-    bitmaps=tuple(messages.BITMAPS),
-):
+def check_messages(made, names=tuple(messages.CASES), bitmaps=tuple(messages.BITMAPS)):
     made._CLEARED = 128
     made._TILE = 64, 8  # so that small messages take several programs
     made.index._ROWS = 8  # and what is added up several turns

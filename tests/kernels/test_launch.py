@@ -39,11 +39,7 @@ X = np.where(rng.random(2000) < 0.3, rng.normal(size=2000), 0).astype(np.float32
 
 @pytest.mark.parametrize(
     ("version", "way"),
-    [
-        ((0, 11, 9), "by_jax_triton"),
-        ((0, 12, 0), "by_jax"),
-        ((1, 0, 0), "by_jax"),
-    ],
+    [((0, 11, 9), "by_jax_triton"), ((0, 12, 0), "by_jax"), ((1, 0, 0), "by_jax")],
 )
 def test_the_version_of_jax_says_by_which_way(version, way, monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", version)

@@ -47,14 +47,7 @@ def main(out, ranks, coordinator=None, rank=0):
             done = scheme(Dense(x[0]), scheme.init(like, wire), wire)
             return done._replace(state=None)
 
-        run = jax.jit(
-            jax.shard_map(
-                on_rank,
-                mesh=mesh,
-                in_specs=P("data"),
-                out_specs=P(),
-            )
-        )
+        run = jax.jit(jax.shard_map(on_rank, mesh=mesh, in_specs=P("data"), out_specs=P()))
         cases = {density: ((5000,), density) for density in (0.003, 0.2, 1.0)}
         if name != "zen":
             # Messages so long that they take another way than short ones.

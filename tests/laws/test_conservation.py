@@ -189,10 +189,7 @@ def test_any_number_of_ranks(name, scheme, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "name"),
-    [("bfloat16", "DGC"), ("float16", "TopK")],
-)
+@pytest.mark.parametrize(("dtype", "name"), [("bfloat16", "DGC"), ("float16", "TopK")])
 def test_16_bit_gradients(dtype, name):
     """Of each element one rank has any, so that their sum needs no rounding."""
     conserves(name, "BalancedParallelism", N, dtype, apart=True)
@@ -320,9 +317,7 @@ def test_momentum_correction_after_a_dense_warm_up(masking):
     """The reference, element by element: dense momentum first, DGC's from then on."""
     n, steps, size, warm, k, momentum = 2, 16, 6007, 6, 60, np.float32(0.9)
     own = sparsejax.top_k(
-        k / size,
-        memory=sparsejax.MomentumCorrection(0.9, masking=masking),
-        min_size=100,
+        k / size, memory=sparsejax.MomentumCorrection(0.9, masking=masking), min_size=100
     )
     tx = sparsejax.warm_up(optax.chain(own, sync(schemes.AGSparse())), warm)
     tails = np.random.default_rng(0).standard_t(3, (n, steps, size))

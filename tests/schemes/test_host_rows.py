@@ -59,10 +59,7 @@ def cases(outer):
 
 @pytest.mark.parametrize(
     ("name", "outer", "check_vma"),
-    [
-        ("ag_sparse", 2, True),
-        *helpers.slow(("balanced", 4, False), ("bfloat16", 2, True)),
-    ],
+    [("ag_sparse", 2, True), *helpers.slow(("balanced", 4, False), ("bfloat16", 2, True))],
 )
 def test_the_sums_are_those_of_all_ranks(name, outer, check_vma):
     room = 1e-6 if name != "bfloat16" else 2e-2

@@ -6,14 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from benchmarks.device import (
-    __main__ as program,
-    ceilings,
-    compiled,
-    costs,
-    graphs,
-    loads,
-)
+from benchmarks.device import __main__ as program, ceilings, compiled, costs, graphs, loads
 from benchmarks.device.traffic import Work
 from benchmarks.device.walk import Counts
 

@@ -274,11 +274,7 @@ WRITTEN = {
 for teams in (1, 2, 4):
     bounds = cost_tables.spar_dl_b_sag(K, N, teams)
     WRITTEN |= {
-        f"R-SAG, {teams} teams": (
-            cost_tables.spar_dl_r_sag(K, N, teams),
-            r_sag(teams),
-            0,
-        ),
+        f"R-SAG, {teams} teams": (cost_tables.spar_dl_r_sag(K, N, teams), r_sag(teams), 0),
         f"B-SAG, {teams} teams, low": (low(bounds), b_sag(teams, 1), 0),
         f"B-SAG, {teams} teams, high": (high(bounds), b_sag(teams, teams), 0),
     }

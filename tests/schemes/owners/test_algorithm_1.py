@@ -63,10 +63,7 @@ def test_every_unit_is_in_one_place_of_its_owner_or_left_over(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "for_gpus"),
-    [("numbers", False), ("rows", True)],
-)
+@pytest.mark.parametrize(("kind", "for_gpus"), [("numbers", False), ("rows", True)])
 def test_entries_travel_as_coo_and_all_goes_densely_where_any_found_no_place(
     kind, for_gpus
 ):

@@ -223,10 +223,7 @@ def spar_dl_in_numpy(x, k, teams):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "n"),
-    [("spar_dl", 5), ("r_sag_4", 8)],
-)
+@pytest.mark.parametrize(("name", "n"), [("spar_dl", 5), ("r_sag_4", 8)])
 def test_spar_dl_chooses_what_its_algorithm_says(name, n):
     scheme, (g, totals) = SCHEMES[name], applied(name, n)
     want = spar_dl_in_numpy(g[:, 0].astype(np.float64), scheme.k(SIZE), scheme.teams)
