@@ -1,11 +1,11 @@
-"""Settings, result files and tables of the benchmarks."""
+"""Settings and result files of the benchmarks."""
 
 import dataclasses
 import json
 
 import pytest
 
-from benchmarks.harness import record, settings, table
+from benchmarks.harness import record, settings
 from benchmarks.harness.settings import option
 
 
@@ -94,25 +94,3 @@ def test_wrong_arguments_are_named(argv, message, capsys):
     with pytest.raises(SystemExit):
         Settings.parse(argv)
     assert message in capsys.readouterr().err
-
-
-def test_a_table_has_units_and_a_dash_where_there_is_no_value(capsys):
-    pytest.importorskip("rich")
-    columns = [
-        table.Column("side", "side"),
-        table.Column("ms", "seconds", ".1f", 1e3),
-        table.Column("twice", lambda row: 2 * row["count"], "d"),
-    ]
-    rows = [
-        {"side": "[psum]", "seconds": 0.25, "count": 3},
-        {"side": "zen", "seconds": None, "count": 4},
-    ]
-    table.show(rows, columns, "4 hosts")
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        [],
-        ["4", "hosts"],
-        ["side", "ms", "twice"],
-        ["[psum]", "250.0", "6"],
-        ["zen", "-", "8"],
-    ]

@@ -162,15 +162,6 @@ def test_an_array_is_moved_once_by_one_launch(lines):
     assert (done.launches, done.read, done.written) == (1, 1024, 1024)
 
 
-def test_true_and_false_are_branches_one_and_zero():
-    line = (
-        "%c = f32[] conditional(%p, %a, %b), true_computation=%yes, false_computation=%no"
-    )
-    text = entry("%p = pred[] constant(true)", "%a = f32[] constant(1)",
-                 "%b = f32[] constant(2)", line)  # fmt: skip
-    assert hlo.parse(text).entry.instructions["c"].branches == ("no", "yes")
-
-
 @pytest.mark.parametrize(
     "groups",
     ["replica_groups=mesh['data'=8,'model'=2] {'data'}", "replica_groups=[2,8]<=[16]",

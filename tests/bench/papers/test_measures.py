@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.papers.formulas import measures
 from sparsejax.errors import ArgumentError
-from sparsejax.units.ownership import StripedHash
 
 
 def as_sets(*units, size=8):
@@ -109,27 +108,6 @@ def test_imbalance():
     assert measures.push_imbalance(as_sets([0, 4], []), owners) == 1
     assert measures.push_imbalance(NOTHING, owners) == 1
     assert measures.pull_imbalance(NOTHING, owners) == 1
-
-
-def test_assignment_is_what_the_ownership_says():
-    ownership = StripedHash(3)
-    parts = measures.assignment(ownership, 1000, 4)
-    assert parts.shape == (1000,)
-    layout = ownership.over(1000, 4)
-    part, slot = layout.assign(jnp.arange(1000))
-    np.testing.assert_array_equal(parts, part)
-    np.testing.assert_array_equal(layout.invert(part, slot), np.arange(1000))
-    with pytest.raises(ValueError, match="read-only"):
-        parts[0] = 1
-
-
-def test_equal_ranges_differ_by_one_at_most():
-    assert measures.equal_ranges(8, 3).tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
-    assert measures.equal_ranges(2, 4).tolist() == [1, 3]
-    for size in (5, 64, 1001):
-        lengths = np.bincount(measures.equal_ranges(size, 5), minlength=5)
-        assert lengths.sum() == size
-        assert lengths.max() - lengths.min() <= 1
 
 
 # --- Errors.
