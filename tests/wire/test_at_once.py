@@ -69,22 +69,6 @@ def test_the_last_of_several_messages_may_be_of_each_of_the_longest_sizes(name):
         test_messages.check(setup, x)
 
 
-def test_a_scheme_is_exact_and_replicas_equal():
-    """All others: `tests.laws.test_unique_indices`, which takes the same programs."""
-    scheme = SCHEMES["ag_sparse"]
-
-    def run(x):
-        return helpers.call(scheme, x, helpers.init(scheme, x)).total
-
-    summed = helpers.ranked(run, RANKS)
-    # By entries; by entries in, and whole back; densely.
-    for density in (0.0, 0.01, 0.2, 0.3, 1.0):
-        x = helpers.gradients(RANKS, SIZE, density, seed=5)
-        totals = np.asarray(summed(x))
-        helpers.assert_same_on_all_ranks(totals)
-        np.testing.assert_array_equal(totals[0], helpers.total(x))
-
-
 @pytest.mark.slow
 def test_doubles_are_added_up_as_doubles():
     """Where numbers of loops have 64 bits, too."""

@@ -270,12 +270,6 @@ def test_a_pull_over_two_axes_or_over_one_of_two_brings_the_rows_in_order():
 
 
 @every
-def test_bruck_takes_as_few_messages_as_there_can_be(n):
-    messages = len(traced("bruck_all_gather", n))
-    assert messages == {1: 0, 2: 1, 5: 3, 8: 3}[n]
-
-
-@every
 def test_what_was_summed_or_gathered_is_typed_as_replicated(n):
     replicated = ("psum", "all_reduce", "maximum", "all_gather", "pull_channel")
     for name, program in programs(n).items():
@@ -331,13 +325,3 @@ def test_numbers_never_travel_wider_than_they_are():
     found = helpers.traced_collectives(run, x, 3)
     # Two of the five numbers a part, and so six in all: added up in float32, not by psum.
     assert [(c.name, c.bytes) for c in found] == [("all_to_all", 12), ("all_gather", 4)]
-
-
-def test_the_messages_of_a_doubling_are_counted_without_listing_them():
-    for n in range(1, 70):
-        fold, swaps, unfold = wire.doubling_schedule(n)
-        assert gathers.doubling_counts(n) == (len(fold), len(swaps))
-        assert len(unfold) == len(fold)
-    # 5 = 4 + 1 and 1000 = 512 + 488; the schedule is made of these counts.
-    found = [gathers.doubling_counts(n) for n in (1, 2, 3, 5, 8, 1000)]
-    assert found == [(0, 0), (0, 1), (1, 1), (1, 2), (0, 3), (488, 9)]
