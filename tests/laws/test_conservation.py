@@ -180,12 +180,8 @@ def test_every_sparsifier_before_every_scheme(scheme, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "scheme", "n"),
-    [("RandomK", "AGSparse", 1), ("DGC", "HierarchicalCentralization", 5)],
-)
-def test_any_number_of_ranks(name, scheme, n):
-    conserves(name, scheme, n)
+def test_ranks_that_are_no_power_of_two():
+    conserves("DGC", "HierarchicalCentralization", 5)
 
 
 @pytest.mark.slow
@@ -341,20 +337,3 @@ def test_momentum_correction_after_a_dense_warm_up(masking):
     # The stated law, of the velocities.
     total = updates["w"][0].astype(np.float64).sum(0) + waits.astype(np.float64).sum(0)
     np.testing.assert_allclose(total, came.sum(0), rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_as_many_are_selected_as_a_density_schedule_says():
-    """Where a threshold is found; the step, thresholds and velocity are in the state."""
-    n, density = 2, sparsifiers.Warmup(0.01, 6, start=0.2)
-    own = sparsifiers.ReuseThreshold(density, every=2)
-    memory = sparsejax.MomentumCorrection(0.9)
-    tx = optax.chain(
-        sparsejax.sparsify(own, memory=memory, min_size=100), sync(schemes.AGSparse())
-    )
-    run = helpers.ranks(n)(tx, gradients(n))
-    counts = (run.updates["w"][0] != 0).sum(-1)
-    for step in (0, 2, 4, 6):
-        each = int(np.ceil(np.float32(density(jnp.int32(step))) * SIZE))
-        assert each < counts[step] <= n * each
-    assert counts[0] > 10 * counts[6]
