@@ -32,15 +32,6 @@ def test_what_is_not_finite_shows_at_once_and_does_not_stay(bad):
     assert np.isfinite(states.residual.value["whole"][:, -1]).all()
 
 
-@pytest.mark.slow
-def test_a_rank_without_weight_may_have_any_numbers():
-    grads, weights = runs.gradients(), EQUAL.copy()
-    weights[2] = 0
-    grads["whole"][2] = np.nan
-    updates, _ = runs.ran(runs.sync(**SMALL, decay=0.5), grads, weights)
-    assert np.isfinite(updates["whole"]).all()
-
-
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
