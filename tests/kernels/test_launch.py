@@ -225,18 +225,6 @@ def thunky(monkeypatch):
     return machine
 
 
-@needs_triton
-def test_results_are_those_of_the_reference(thunky):
-    from pallas_kernels.triton import bitmap
-
-    words = bitmap.bitmap_encode(X)
-    assert (words == kernels.bitmap_encode(X)).all()
-    found, count = bitmap.bitmap_decode(words, 700, 2016)
-    assert count == np.count_nonzero(X)
-    assert (found == kernels.bitmap_decode(words, 700)[0]).all()
-    assert thunky.names == ["encode_kernel", "decode_kernel"]
-
-
 @pytest.mark.slow
 @needs_triton
 def test_what_is_worked_on_in_place_is_given_twice_and_returned(thunky):

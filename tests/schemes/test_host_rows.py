@@ -18,7 +18,6 @@ from tests import helpers
 OUTER, INNER = 2, 4
 HEIGHT, WIDTH, COUNT = 2003, 5, 120
 AXES = ("hosts", "devices")
-ROW_BYTES = 4 * (1 + WIDTH)
 ACROSS = {
     "balanced": schemes.BalancedParallelism(),
     "ag_sparse": schemes.AGSparse(),

@@ -150,11 +150,6 @@ def test_each_group_of_sizes_has_a_program_that_unpacks_it(monkeypatch):
     for x, total in zip(inputs, found, strict=True):
         helpers.assert_same_on_all_ranks(total)
         np.testing.assert_array_equal(total[0], helpers.total(x))
-    # An array of so few goes by one program.
-    monkeypatch.setattr(size_groups, "_FEW_UNITS", size)
-    for total, other in zip(found, totals(), strict=True):
-        np.testing.assert_array_equal(total, other)
-    monkeypatch.setattr(size_groups, "_FEW_UNITS", size - 1)
     monkeypatch.setattr(at_once, "groups", marked)
     added = [
         float(other[0][total[0] == 0].min())
