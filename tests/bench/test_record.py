@@ -54,13 +54,6 @@ def test_rows_of_an_earlier_run_are_kept_with_who_measured_them(results):
     assert [run["command"] for run in head["kept"]] == ["first", "second"]
 
 
-def test_without_keys_a_file_is_replaced(results):
-    written("first", [{"hosts": 2, "ms": 1}])
-    head, rows = written("second", [{"hosts": 4, "ms": 3}])
-    assert rows == [{"hosts": 4, "ms": 3}]
-    assert "kept" not in head
-
-
 @pytest.mark.parametrize(
     ("argv", "command"),
     [
