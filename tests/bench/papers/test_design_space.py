@@ -5,21 +5,13 @@ import pytest
 
 from benchmarks.papers.formulas import design_space as ds, measures
 from benchmarks.papers.formulas.design_space import BALANCED_PARALLELISM, Point
-from sparsejax.errors import ArgumentError
 from sparsejax.units.ownership import StripedHash
-
-
-def as_sets(units, size):
-    """Lists of units, one a rank, as booleans."""
-    sets = np.zeros((len(units), size), bool)
-    for row, own in zip(sets, units, strict=True):
-        row[list(own)] = True
-    return sets
+from tests.bench.papers.test_measures import as_sets
 
 
 # Four ranks, and parts {0, 1}, {2, 3}, {4, 5}, {6, 7}; entries by part and rank:
 #   part 0: 1 1 1 1,  part 1: 1 1 0 0,  part 2: 0 1 0 0,  part 3: 0 0 1 0
-FOUR = as_sets([[0, 2], [0, 2, 4], [0, 6], [0]], 8)
+FOUR = as_sets([0, 2], [0, 2, 4], [0, 6], [0])
 
 FOUR_BY_HAND = {
     # (entries that the most loaded rank receives, entries of the busiest links)
@@ -56,7 +48,7 @@ def test_four_ranks_by_hand(choices):
 
 
 def test_two_ranks_by_hand():
-    sets = as_sets([[0, 1, 2], [2, 3]], 8)
+    sets = as_sets([0, 1, 2], [2, 3])
     # All is rank 0's: it gets 2 entries of rank 1, which gets back the union, or all 5.
     sparse_ps = Point("point_to_point", "incremental", "parallelism", "imbalanced")
     assert ds.traffic(sparse_ps, sets).times(8).most_received == 4 * 8
@@ -98,14 +90,3 @@ def test_a_heavy_part_holds_up_a_parameter_server():
     assert ds.sparse_ps(sets).link_bytes == (3 * 100 + 3 * 100) * 8
     # A broadcast has help: a scatter of 3/4 of it, and an all-gather of 3/4.
     assert ds.sparse_ps_broadcast(sets).link_bytes == (3 * 100 + 75 + 75) * 8
-
-
-def test_errors():
-    with pytest.raises(ArgumentError, match=r"communication must be one of .*'tree'"):
-        Point("tree", "one_shot", "centralization")
-    with pytest.raises(ArgumentError, match="balance must be one of"):
-        Point("ring", "one_shot", "parallelism")
-    with pytest.raises(ArgumentError, match="ranks, got 3"):
-        ds.traffic(BALANCED_PARALLELISM, np.ones((3, 8), bool))
-    with pytest.raises(ArgumentError, match="block must be a positive int, got 0"):
-        ds.omnireduce(FOUR, 0)
