@@ -1,6 +1,5 @@
 """Jobs in which something befalls a host: they end by its name, and nothing is lost."""
 
-import contextlib
 import dataclasses
 import functools
 import tempfile
@@ -53,14 +52,6 @@ def test_a_fault_of_the_table_befalls_its_host_in_its_step(between, monkeypatch)
     assert (here.reported, other.reported) == ([["befallen"]], [])
     # One in a step is in another thread, and does not tell the one that trains to leave.
     assert leaves == [False, False, between]
-
-
-def test_a_fault_of_the_network_is_not_as_promised_without_one(monkeypatch):
-    monkeypatch.setattr(faults.network, "hosts", lambda *_: contextlib.nullcontext())
-    for fault in ("cut", "rate"):
-        row = faults.case(Settings(scheme="zen", fault=fault))
-        assert row["shaped"] is False
-        assert "not tried" in row["wrong"]
 
 
 @pytest.mark.parametrize(("befallen", "is_late"), [(3.0, False), (6.0, True), (None, True)])

@@ -62,11 +62,6 @@ def test_what_is_between_graphs_is_counted_by_its_kind():
     assert "2 conditionals and loops ask the host" in line
 
 
-def test_a_text_without_thunks_is_an_error():
-    with pytest.raises(ProgramError, match="no thunks"):
-        graphs.Graphs.of("HloModule m")
-
-
 @pytest.mark.parametrize("passes", ["", "_after_thunk_passes"])
 def test_the_sequence_that_xla_prints_is_looked_for_where_it_was_told_to(passes):
     """Where passes change nothing it prints what was there before alone."""

@@ -2,12 +2,21 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 from benchmarks.device import compiled, held, hlo, turns
 from benchmarks.device.walk import Counts
-from tests.bench.device.test_stages import stage
+from sparsejax.wire.ladder import Ladder, Rung
+
+
+def stage(count):
+    """Messages of 16 or 64 entries, 8 a tile; the fullest part has so many."""
+    steps = Ladder(4096, 256, 8, (Rung(16, None, 0, 1100), Rung(64, None, 0, 4200)))
+    counts = np.full((16, 4), 1)
+    counts[2, 1] = count
+    return turns.Stage(steps, 3, counts, np.full((16, 4), 9), 1e6)
 
 
 def test_a_loop_that_turns_otherwise_than_reckoned_is_an_error(monkeypatch):

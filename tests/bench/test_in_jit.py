@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
-from benchmarks.network import in_jit
 from benchmarks.training.explicit_models import Activations, Decoder
 from benchmarks.training.in_jit_steps import Model, Run
 from tests import helpers
@@ -79,20 +78,3 @@ def test_steps_of_both_forms_agree():
         np.testing.assert_allclose(x, runs[1][0].params[name], atol=1e-5)
         assert np.any(np.asarray(x) != model.params[name])
     assert jax.typeof(runs[0][0].params["lstm"]).sharding.spec == P(None, "fsdp")
-
-
-@pytest.mark.parametrize(
-    ("changed", "complaint"),
-    [
-        ({}, ""),
-        ({"sent": 1.2e6}, "BYTES DISAGREE"),
-        ({"sent": None}, ""),
-        ({"loss_difference": 0.1}, "LOSS DIFFERS"),
-        ({"loss_difference": 0.1, "model": "decoder"}, ""),
-        ({"replicas_equal": False}, "REPLICAS DIFFER"),
-    ],
-)
-def test_a_row_on_a_network_that_is_wrong_is_named(changed, complaint):
-    row = {"model": "language", "scheme": "jit, sparse", "hosts": 4}
-    row |= {"sent": 1.01e6, "wire": 1e6, "loss_difference": 0.0, "replicas_equal": True}
-    assert in_jit._complaint(row | changed) == complaint

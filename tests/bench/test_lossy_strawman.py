@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from benchmarks.papers import lossy_strawman
-from sparsejax import errors
 from tests import helpers
 
 
@@ -38,8 +37,3 @@ def test_the_total_is_the_sum_of_survivors_and_replicas_are_equal():
     assert (np.where(left, x, 0).sum(0) != x.sum(0)).any()
     other = lossy_strawman.survivors(jnp.asarray(x[0] != 0), 0.5, 4)
     assert (np.asarray(other) != left[0]).any()
-
-
-def test_a_memory_without_places_is_refused():
-    with pytest.raises(errors.ArgumentError, match="memory must lie in"):
-        lossy_strawman.LossyStrawman(memory=0)

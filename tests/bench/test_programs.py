@@ -13,16 +13,16 @@ from tests import helpers
 # Where a hop is a turn of a loop, or there are none, hardly any; else that of a hop, which
 # is a large part of what consists of them, and a small one of what has other stages, too.
 FLAT, A_HOP_AMONG_OTHERS, A_HOP = 0.02, 0.05, 0.2
-PARTLY_BY_HOPS = ("zen, bytes", "sparcml, split")
-BY_HOPS = ("gtopk", "spardl, 4 teams", "agsparse, doubling")
+PARTLY_BY_HOPS = ("zen, bytes",)
+BY_HOPS = ("spardl, 4 teams",)
 # What sends to one rank after another by permutations, each an operation of its own.
 LINEAR = ("ok-topk, rotated",)
 QUICK = [("zen", "cpu")]
-# Messages for GPUs are the larger programs. One of each kind of stages: "spardl" is a part
-# of its teams, "sparcml" and "hierarchical" consist of the hops of "zen, bytes", and what
-# gathers by XLA has a collective in place of hops.
-FOR_GPUS = ("zen", "zen, bytes", "agsparse, doubling", "agsparse, bruck", "sparcml, split")
-FOR_GPUS += ("sparseps, broadcast", "gtopk", "spardl, 4 teams", "omnireduce", "ok-topk")
+# Messages for GPUs are the larger programs. One of each kind of stages: others consist of
+# parts of these, as "sparcml" and "hierarchical" of the hops of "zen, bytes", "gtopk" of
+# those between teams, and "sparseps" of a push and a gather.
+FOR_GPUS = ("zen", "zen, bytes", "agsparse, bruck", "spardl, 4 teams", "omnireduce")
+FOR_GPUS += ("ok-topk",)
 REST = [*((name, "cuda") for name in FOR_GPUS), ("powersgd", "cpu")]
 
 

@@ -1,11 +1,11 @@
-"""Settings, result files and tables of the benchmarks."""
+"""Settings and result files of the benchmarks."""
 
 import dataclasses
 import json
 
 import pytest
 
-from benchmarks.harness import record, settings, table
+from benchmarks.harness import record, settings
 from benchmarks.harness.settings import option
 
 
@@ -54,13 +54,6 @@ def test_rows_of_an_earlier_run_are_kept_with_who_measured_them(results):
     assert [run["command"] for run in head["kept"]] == ["first", "second"]
 
 
-def test_without_keys_a_file_is_replaced(results):
-    written("first", [{"hosts": 2, "ms": 1}])
-    head, rows = written("second", [{"hosts": 4, "ms": 3}])
-    assert rows == [{"hosts": 4, "ms": 3}]
-    assert "kept" not in head
-
-
 @pytest.mark.parametrize(
     ("argv", "command"),
     [
@@ -94,25 +87,3 @@ def test_wrong_arguments_are_named(argv, message, capsys):
     with pytest.raises(SystemExit):
         Settings.parse(argv)
     assert message in capsys.readouterr().err
-
-
-def test_a_table_has_units_and_a_dash_where_there_is_no_value(capsys):
-    pytest.importorskip("rich")
-    columns = [
-        table.Column("side", "side"),
-        table.Column("ms", "seconds", ".1f", 1e3),
-        table.Column("twice", lambda row: 2 * row["count"], "d"),
-    ]
-    rows = [
-        {"side": "[psum]", "seconds": 0.25, "count": 3},
-        {"side": "zen", "seconds": None, "count": 4},
-    ]
-    table.show(rows, columns, "4 hosts")
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        [],
-        ["4", "hosts"],
-        ["side", "ms", "twice"],
-        ["[psum]", "250.0", "6"],
-        ["zen", "-", "8"],
-    ]

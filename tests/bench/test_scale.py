@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.data import workloads
 from benchmarks.network.scale import __main__ as scale, gpus, model, rounds
-from benchmarks.network.scale.model import Collective, Here, Step
+from benchmarks.network.scale.model import Collective, Here
 from benchmarks.network.scale.rounds import Round
 from benchmarks.network.schemes import SCHEMES
 from tests import helpers
@@ -84,25 +84,6 @@ def test_a_model_of_collectives_is_found_again():
         known = KNOWN[row["collective"]].time(one, own)
         assert of_kind.time(one, own) == pytest.approx(known, rel=0.01)
         assert known < row["seconds"][0]
-
-
-def test_work_is_what_collectives_leave():
-    work, steps = model.Work(2e-3, 3e-9), []
-    for ranks in (4, 8, 16):
-        found = [
-            Round("pmax", 12),
-            Round("all_to_all", 40_000),
-            Round("all_gather", 90_000),
-        ]
-        cpu = sum(KNOWN[one.collective].cpu(one, ranks) for one in found)
-        row = {"hosts": ranks, "cpu": cpu + work.cpu(model.sent(found, ranks))}
-        steps.append(Step(row, found))
-    again = model.work_of(steps, KNOWN)
-    assert again == pytest.approx(work, rel=1e-6)
-    here = Here(16, 250e6, 8.0)
-    waited = sum(KNOWN[one.collective].time(one, here) for one in steps[-1].rounds)
-    told = model.time(steps[-1].rounds, again, KNOWN, here)
-    assert told == pytest.approx(waited + 8 * work.cpu(steps[-1].sent))
 
 
 def test_recorded_steps_are_counted_as_they_were_measured():

@@ -68,14 +68,6 @@ def test_without_a_forward_between_the_device_waits(first):
     assert one.total(COSTS) == 1 + 2 + 0.5 + 1
 
 
-def test_a_longer_reduction_is_waited_for_in_part():
-    costs = COSTS.__class__(**{**vars(COSTS), "rate": 800})
-    found = timeline(START, DONE).reductions(costs)[0]
-    assert (found.seconds, found.waited) == (4, 2)
-    told = timeline(START, DONE).seconds(costs)
-    assert told == {"start": 4, "forward": 2, "behind": 0.5, "loss": 4}
-
-
 BRANCHES = """HloModule step, is_scheduled=true
 
 %some (a: f32[100]) -> f32[100] {
@@ -118,12 +110,3 @@ def test_of_branches_that_send_the_one_runs_that_sends_the_stated_share(share, s
     assert loop.after >= {prior.name, "sent", "x"}
     assert delayed.name not in loop.after
     assert one.seconds(COSTS)["loop"] == 10 * COSTS.launch
-
-
-def test_a_loop_in_which_nothing_is_computed_takes_nothing():
-    before, _, rest = BRANCHES.partition("  %first =")
-    text = before + "  ROOT %second = f32[100]{0} bitcast(%c)\n" + rest.split("\n", 2)[2]
-    one = Timeline.of(hlo.parse(text.replace("PLACE", PLACE)))
-    (loop,) = (step for step in one.steps if step.name == "loop")
-    assert (loop.flops, loop.moved, loop.launches) == (0, 0, 0)
-    assert one.seconds(COSTS)["loop"] == 0

@@ -1,6 +1,4 @@
-"""Blocks by their cosine coefficients: the formulas of DeMo, and nothing is lost."""
-
-import functools
+"""Blocks by their cosine coefficients: the formula of DeMo; their rounds: `test_laws`."""
 
 import numpy as np
 import pytest
@@ -9,16 +7,10 @@ import sparsejax
 from sparsejax import errors
 from sparsejax.chunked import dct
 from tests import helpers
-from tests.chunked import reference, runs
+from tests.chunked import runs
 
 
 BLOCKS = {"k": runs.K, "chunk": runs.CHUNK}
-CASES = [
-    ("float32", "senders", 0.9, False),
-    *helpers.slow(("2bit", "ranks", 0.95, True)),
-]
-EACH = pytest.mark.parametrize(("values", "over", "decay", "weighted"), CASES)
-rounds = functools.partial(runs.rounds, transform="dct")
 
 
 @pytest.mark.parametrize("size", [1, 2, 13, 64])
@@ -31,37 +23,6 @@ def test_the_basis_is_orthonormal_and_that_of_the_formula(size):
     np.testing.assert_allclose(found, scale * waves, atol=1e-13)
     # What is zero but for rounding has no sign.
     assert (found[np.abs(found) < 1e-12] == 0).all()
-
-
-@EACH
-def test_rounds_are_those_of_the_formulas(values, over, decay, weighted):
-    grads, weights, updates, held = rounds(values, over, decay, weighted)
-    options = {"values": values, "over": over, "decay": decay, "transform": "dct"}
-    totals, residuals = reference.rounds(grads, weights, **BLOCKS, **options)
-    for name in grads:
-        np.testing.assert_allclose(updates[name][0], totals[name], rtol=1e-4, atol=5e-6)
-        np.testing.assert_allclose(held[name], residuals[name], rtol=1e-4, atol=5e-6)
-
-
-@EACH
-def test_nothing_is_lost(values, over, decay, weighted):
-    """In float64, of coefficients: they are what is divided by its senders."""
-    grads, weights, updates, held = rounds(values, over, decay, weighted)
-    helpers.assert_same_on_all_ranks(updates)
-    turned = lambda x: reference.cosines(x, **BLOCKS)
-    for name, given in grads.items():
-        left = held[name].astype(np.float64)
-        before = np.concatenate([np.zeros_like(left[:1]), left[:-1]])
-        sent = decay * before + np.swapaxes(given, 0, 1) - left
-        sent = np.stack([[turned(x) for x in of_ranks] for of_ranks in sent])
-        found, kept = reference.blocks_of(given.shape[2:], **BLOCKS)
-        there = np.abs(sent.reshape(runs.ROUNDS, runs.RANKS, -1)) > 1e-4
-        assert all((there[..., block].sum(-1) <= kept).all() for block in found)
-        weight = weights.T.reshape(*weights.T.shape, *[1] * (sent.ndim - 2))
-        counted = weight * (np.abs(sent) > 1e-4) if over == "senders" else weight
-        divisor = np.broadcast_to(counted, sent.shape).sum(1)
-        total = np.stack([turned(x) for x in updates[name][0].astype(np.float64)])
-        np.testing.assert_allclose(divisor * total, (weight * sent).sum(1), 1e-5, 2e-5)
 
 
 @pytest.mark.parametrize("weighted", [False, *helpers.slow(True)])

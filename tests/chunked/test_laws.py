@@ -9,43 +9,54 @@ from tests import helpers
 from tests.chunked import reference, runs
 
 
-# Codes, what is divided by, decay, whether weighted.
+BLOCKS = {"k": runs.K, "chunk": runs.CHUNK}
+# Codes, what is divided by, decay, whether weighted, of numbers or of coefficients.
 CASES = [
-    ("float32", "senders", 0.5, True),
+    ("float32", "senders", 0.5, True, {}),
+    ("float32", "senders", 0.9, False, {"transform": "dct"}),
     *helpers.slow(
-        ("2bit", "senders", 0.95, False),
-        ("2bit-bins", "ranks", 1.0, True),
+        ("2bit", "senders", 0.95, False, {}),
+        ("2bit-bins", "ranks", 1.0, True, {}),
+        ("2bit", "ranks", 0.95, True, {"transform": "dct"}),
     ),
 ]
-OPTIONS = ("values", "over", "decay", "weighted")
+each = pytest.mark.parametrize(("values", "over", "decay", "weighted", "of"), CASES)
 
 
-@pytest.mark.parametrize(OPTIONS, CASES)
-def test_rounds_are_those_of_the_formulas(values, over, decay, weighted):
-    grads, weights, updates, held = runs.rounds(values, over, decay, weighted)
-    options = {"values": values, "over": over, "decay": decay}
-    of_blocks = {"k": runs.K, "chunk": runs.CHUNK}
-    totals, residuals = reference.rounds(grads, weights, **of_blocks, **options)
+@each
+def test_rounds_are_those_of_the_formulas(values, over, decay, weighted, of):
+    grads, weights, updates, held = runs.rounds(values, over, decay, weighted, **of)
+    options = {"values": values, "over": over, "decay": decay} | of
+    totals, residuals = reference.rounds(grads, weights, **BLOCKS, **options)
+    rtol, atol = (1e-4, 5e-6) if of else (2e-5, 2e-6)
     for name in grads:
-        np.testing.assert_allclose(updates[name][0], totals[name], rtol=2e-5, atol=2e-6)
-        np.testing.assert_allclose(held[name], residuals[name], rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(updates[name][0], totals[name], rtol, atol)
+        np.testing.assert_allclose(held[name], residuals[name], rtol, atol)
 
 
-@pytest.mark.parametrize(OPTIONS, CASES)
-def test_nothing_is_lost(values, over, decay, weighted):
-    """What a rank accumulates is what counts of it and what it holds, in float64."""
-    grads, weights, updates, held = runs.rounds(values, over, decay, weighted)
+@each
+def test_nothing_is_lost(values, over, decay, weighted, of):
+    """What a rank accumulates is what counts of it and what it holds, in float64.
+
+    Coefficients, where there are some, are what is divided by its senders.
+    """
+    grads, weights, updates, held = runs.rounds(values, over, decay, weighted, **of)
     helpers.assert_same_on_all_ranks(updates)
+    turned = (lambda x: reference.cosines(x, **BLOCKS)) if of else (lambda x: x)
+    least, rtol, atol = (1e-4, 1e-5, 2e-5) if of else (1e-5, 1e-6, 4e-6)
     for name, given in grads.items():
         left = held[name].astype(np.float64)
         before = np.concatenate([np.zeros_like(left[:1]), left[:-1]])
-        accumulated = decay * before + np.swapaxes(given, 0, 1)
-        sent = accumulated - left
+        sent = decay * before + np.swapaxes(given, 0, 1) - left
+        sent = np.stack([[turned(x) for x in of_ranks] for of_ranks in sent])
+        found, kept = reference.blocks_of(given.shape[2:], **BLOCKS)
+        there = np.abs(sent.reshape(runs.ROUNDS, runs.RANKS, -1)) > least
+        assert all((there[..., block].sum(-1) <= kept).all() for block in found)
         weight = weights.T.reshape(*weights.T.shape, *[1] * (sent.ndim - 2))
-        counted = weight * (np.abs(sent) > 1e-5) if over == "senders" else weight
+        counted = weight * (np.abs(sent) > least) if over == "senders" else weight
         divisor = np.broadcast_to(counted, sent.shape).sum(1)
-        total = updates[name][0].astype(np.float64)
-        np.testing.assert_allclose(divisor * total, (weight * sent).sum(1), 1e-6, 4e-6)
+        total = np.stack([turned(x) for x in updates[name][0].astype(np.float64)])
+        np.testing.assert_allclose(divisor * total, (weight * sent).sum(1), rtol, atol)
         # A rank of weight 0 keeps all.
         silent = np.broadcast_to(weight == 0, sent.shape)
         np.testing.assert_allclose(sent[silent], 0, atol=1e-6)
@@ -89,12 +100,11 @@ def test_a_rank_is_clipped_at_the_median_norm():
     grads = {name: x.copy() for name, x in grads.items()}
     for x in grads.values():
         x[0] *= 100
-    blocks = {"k": runs.K, "chunk": runs.CHUNK}
     options = {"values": "float32", "over": "ranks", "decay": 0.9}
-    tx = sparsejax.chunked_sync(clip_to_median=True, **blocks, **options)
+    tx = sparsejax.chunked_sync(clip_to_median=True, **BLOCKS, **options)
     updates, states = runs.ran(tx, grads, weights)
     helpers.assert_same_on_all_ranks(updates)
-    found = reference.rounds(grads, weights, clip=True, **blocks, **options)
+    found = reference.rounds(grads, weights, clip=True, **BLOCKS, **options)
     for name, total in found[0].items():
         np.testing.assert_allclose(updates[name][0], total, rtol=2e-5, atol=2e-5)
         held = np.swapaxes(states.residual.value[name][:, :, 0], 0, 1)

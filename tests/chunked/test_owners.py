@@ -242,10 +242,7 @@ def test_densely_owners_send_what_they_hold_too():
 
     each = P(helpers.AXIS)
     program = helpers.shard_map(
-        step,
-        mesh=helpers.mesh_of(4),
-        in_specs=(each, each, specs),
-        out_specs=(P(), specs),
+        step, mesh=helpers.mesh_of(4), in_specs=(each, each, specs), out_specs=(P(), specs)
     )
     updates, after = jax.jit(program)(grads, weight, state)
     sizes = [5, 6]

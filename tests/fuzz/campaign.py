@@ -57,8 +57,8 @@ class Tally:
         failures: What broke a law.
     """
 
-    cases: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
-    ways: dict[tuple[str, str], int] = dataclasses.field(
+    cases: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    ways: collections.Counter[tuple[str, str]] = dataclasses.field(
         default_factory=collections.Counter
     )
     programs: int = 0
@@ -66,9 +66,7 @@ class Tally:
     failures: list[Failure] = dataclasses.field(default_factory=list)
 
     def __str__(self):
-        by_law = ", ".join(
-            f"{law} {self.cases[law]:,}" for law in LAWS if self.cases.get(law)
-        )
+        by_law = ", ".join(f"{law} {self.cases[law]:,}" for law in LAWS if self.cases[law])
         return (
             f"{sum(self.cases.values()):,} cases ({by_law}), {self.programs} programs, "
             f"{self.seconds:.0f} s, {len(self.failures)} failures"

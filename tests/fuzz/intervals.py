@@ -218,21 +218,6 @@ def _masked(operands, _):
     return (0, min(bounds)) if bounds else None
 
 
-def _least(operands, _):
-    a, b = operands
-    if a is None or b is None:
-        # Of one side alone the upper end is known, and the lower is anybody's.
-        return None
-    return min(a[0], b[0]), min(a[1], b[1])
-
-
-def _most(operands, _):
-    a, b = operands
-    if a is None or b is None:
-        return None
-    return max(a[0], b[0]), max(a[1], b[1])
-
-
 def _clamped(operands, _):
     low, _, high = operands
     return None if low is None or high is None else (low[0], high[1])
@@ -249,8 +234,8 @@ _RULES = {
     "sub": _hull(lambda x, y: x - y),
     "mul": _hull(lambda x, y: x * y),
     "neg": lambda o, _: None if o[0] is None else (-o[0][1], -o[0][0]),
-    "min": _least,
-    "max": _most,
+    "min": _hull(min),
+    "max": _hull(max),
     "clamp": _clamped,
     "div": _quotient,
     "rem": _remainder,

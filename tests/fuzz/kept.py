@@ -12,15 +12,9 @@ KEPT: list[tuple[Program, Any]] = [
     # Nothing is sent.
     (Program("sum", "zen"), Data()),
     # Under vmap all ranks had the same array, of which JAX's all-to-all made another shape.
-    (
-        Program("entries", "ag_sparse", 4, (509,), "bfloat16", reduce="mean"),
-        Data(),
-    ),
+    (Program("entries", "ag_sparse", 4, (509,), "bfloat16", reduce="mean"), Data()),
     # A tensor without room for an entry had none to be read.
-    (
-        Program("entries", "ag_sparse", 3, (2039,), gpu=True, tree="with a bias"),
-        Data(),
-    ),
+    (Program("entries", "ag_sparse", 3, (2039,), gpu=True, tree="with a bias"), Data()),
     # Nor did anything of it differ by rank, where it was a bucket of its own.
     (
         Program(

@@ -34,10 +34,7 @@ from tests.kernels import messages as by_hand
 from tests.kernels.messages import AT, CASES
 
 
-READERS = (
-    *("reference", "tiles", "whole", "lists"),
-    *("reference", "tiles", "whole"),
-)
+READERS = (*("reference", "tiles", "whole", "lists"), *("reference", "tiles", "whole"))
 _HOWS = [pallas_kernels.Unpacking(replaces) for replaces in (False, True)]
 
 

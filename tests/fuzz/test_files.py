@@ -20,7 +20,7 @@ from tests.fuzz import documents
 
 LONGEST = 1500  # characters of a message
 # Deep copies, and examples that are drawn again, take long and are no fault.
-fuzz = settings(suppress_health_check=list(HealthCheck), max_examples=150)
+fuzz = settings(suppress_health_check=list(HealthCheck), max_examples=100)
 fuzz_slowly = settings(fuzz, max_examples=30)
 
 PLAN = {

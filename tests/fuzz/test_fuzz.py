@@ -1,31 +1,28 @@
 """A bounded part of `make fuzz`, and the fuzzer held to what it is for."""
 
-import argparse
 import importlib.util
-import json
 import os
 import pathlib
 import subprocess
 import sys
 from unittest import mock
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sparsejax.wire import tiles
 from tests import helpers
-from tests.fuzz import __main__ as main, campaign, data, kept, laws, pool, programs, ways
+from tests.fuzz import campaign, data, kept, laws, pool, programs, ways
 
 
 ROOT = pathlib.Path(__file__).parents[2]
 # By law: programs drawn besides those by which cases go all ways, and cases of all of them.
 BOUNDED = {
-    "sum": (1, 160),
-    "tree": (2, 42),
+    "sum": (0, 140),
+    "tree": (1, 28),
     "chosen": (0, 16),
     "entries": (0, 16),
-    "rows": (1, 100),
+    "rows": (0, 80),
     "messages": (0, 252),
 }
 
@@ -70,29 +67,6 @@ def test_kernels_of_triton_stay_inside_their_arrays():
     assert int(done.stdout.split()[0]) >= 6
 
 
-def test_what_processes_tell_is_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.harness.record.RESULTS", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fuzz", "--cases", "12", "--record"])
-    one = {
-        "cases": {"sum": 5, "rows": 1},
-        "programs": {"all": 2},
-        "failures": {"kept": 1, "sum": 2},
-        "ways": {"sum: owners: densely": 3},
-    }
-    total = main._added_up([one, {**one, "failures": {}}])
-    main._record(argparse.Namespace(workers=2), total, 12.3, ["rows: by owners"])
-    (path,) = tmp_path.glob("fuzz-jax*.jsonl")
-    head, *rows = map(json.loads, path.read_text().splitlines())
-    assert head["command"] == "python -m tests.fuzz --cases 12 --record"
-    assert {"date", "jax", "processor", "cores"} < {*head}
-    of_sums = {"law": "sum", "cases": 10, "failures": 2, "ways": {"owners: densely": 6}}
-    assert rows[0] == of_sums
-    assert [row["law"] for row in rows] == ["sum", "rows", "all"]
-    whole = rows[-1]
-    assert (whole["cases"], whole["failures"], whole["programs"]) == (12, 3, 4)
-    assert (whole["seconds"], whole["missed"]) == (12, ["rows: by owners"])
-
-
 SMALL = pool.Program("sum", "balanced", 2, (1023,))
 
 
@@ -123,21 +97,6 @@ def test_what_is_broken_is_found_and_shrunk():
     assert found(SMALL, 8) is None
 
 
-def test_a_way_that_no_case_goes_is_told():
-    gone = {(law, way): 1 for law, names in ways.NEEDED.items() for way in names}
-    assert not ways.missing(gone)
-    del gone["rows", "merged by a sort"]
-    assert ways.missing(gone) == ["rows: merged by a sort"]
-
-
-def test_the_owner_is_that_of_the_library():
-    from sparsejax.units.ownership import StripedHash
-
-    for units, n in ((500, 3), (257, 8), (64, 2)):
-        parts, _ = StripedHash().over(units, n).assign(jnp.arange(units, dtype=jnp.int32))
-        np.testing.assert_array_equal(parts, data.owner_of(units, n))
-
-
 def test_the_law_of_sums_sees_what_it_should():
     x = np.zeros((2, 1, 5), np.float32)
     x[:, 0] = [[1, np.nan, np.inf, 3e38, 1e-45], [2, 0, 0, 3e38, 0]]
@@ -148,14 +107,3 @@ def test_the_law_of_sums_sees_what_it_should():
         other[place] = wrong
         with pytest.raises(AssertionError):
             laws.assert_sum(other, x[:, 0])
-
-
-def test_programs_are_drawn_again_alike_and_every_scheme_is_among_them():
-    drawn = pool.drawn(3, 240)
-    assert drawn == pool.drawn(3, 240)
-    assert drawn != pool.drawn(4, 240)
-    assert pool.drawn(3, 20) == drawn[:20]
-    sums = {program.scheme for program in drawn if program.law == "sum"}
-    assert sums == set(pool.SCHEMES)
-    assert {program.law for program in drawn[:30]} == set(pool.LAWS)
-    assert len(set(drawn)) > 200

@@ -19,8 +19,8 @@ from tests import helpers
 
 
 COUNT, WIDTH = 8, 2
-HEIGHTS = {"int8": 300, "uint8": 300, "int16": 40_000}
-DTYPES = ("int32", "int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64")
+HEIGHTS = {"int8": 300, "uint8": 300}
+DTYPES = ("int32", "int8", "uint8", "uint32", "int64", "uint64")
 
 
 def height_of(dtype):

@@ -2,10 +2,7 @@
 
 import pytest
 
-from tests.helpers.conservation import (
-    assert_conserved as assert_conserved,
-    held as held,
-)
+from tests.helpers.conservation import assert_conserved as assert_conserved, held as held
 from tests.helpers.hlo import (
     axes_of as axes_of,
     compiled_collectives as compiled_collectives,
@@ -18,10 +15,7 @@ from tests.helpers.inputs import (
     strided_set as strided_set,
     zipf_set as zipf_set,
 )
-from tests.helpers.loads import (
-    before_messages as before_messages,
-    fullest_of as fullest_of,
-)
+from tests.helpers.loads import before_messages as before_messages, fullest_of as fullest_of
 from tests.helpers.meshes import (
     AXIS as AXIS,
     KINDS as KINDS,

@@ -236,21 +236,18 @@ def check_bitmap_messages(made, index=None, names=tuple(messages.BITMAPS)):
 WHERE_VALUES_GO = ("coo8", "coo16", "bitmap", "rows of one part", "rows of five halves")
 
 
-# One of each code, and of each kind of units and values; and of bitmaps one.
-# First where parts have units in common.
-SOME = ("coo8", "from a rank on", "mixed, coo16", "coo32", "bitmap")
-SOME += ("rows of five halves", "halves")
+# One of each kind of units and values; and of bitmaps one. First where parts have units in
+# common.
+SOME = ("coo8", "from a rank on", "mixed, coo16", "bitmap", "rows of five halves")
 SOME_BITMAPS = ("thin",)
-# And with what is full, empty, alone, wide, or begins behind its end; bits of two kinds.
-MOST = (*SOME, "full", "nothing", "one part", "rows of two axes", "behind the last")
+# And of each code, with what is full, empty, alone, wide, or begins behind its end; bits of
+# two kinds.
+MOST = (*SOME, "coo32", "halves", "full", "nothing", "one part", "rows of two axes")
+MOST += ("behind the last",)
 MOST_BITMAPS = ("half of all", "full, halves")
 
 
-def check_messages(
-    made,
-    names=tuple(messages.CASES),
-    bitmaps=tuple(messages.BITMAPS),
-):
+def check_messages(made, names=tuple(messages.CASES), bitmaps=tuple(messages.BITMAPS)):
     made._CLEARED = 128
     made._TILE = 64, 8  # so that small messages take several programs
     made.index._ROWS = 8  # and what is added up several turns

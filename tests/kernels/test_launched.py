@@ -63,17 +63,3 @@ def test_the_ptx_of_jax_triton_is_compared_instruction_by_instruction(tmp_path):
         "by_parity_kernel.ttir",
     }
     assert launched.too_large([one]) == []
-
-
-@needs_triton
-def test_what_is_launched_is_recorded(monkeypatch):
-    launch_it = lambda: launch.launch("kernel", 1, [X], results=[X])
-    monkeypatch.setattr(launch, "by_jax", lambda one: ["by jax"])
-    monkeypatch.setattr(launch, "by_jax_triton", lambda one: ["by jax-triton"])
-    for by_ptx in (False, True):
-        monkeypatch.setattr(launch, "by_ptx", lambda by_ptx=by_ptx: by_ptx)
-        with launched.recorded() as found:
-            assert launch_it() == ["by jax" if by_ptx else "by jax-triton"]
-        assert [one.kernel for one in found] == ["kernel"]
-        launch_it()
-        assert len(found) == 1

@@ -27,10 +27,7 @@ MEMORY = kernels.HashMemory(parts=4, slots=1024, serial=64)
 CALLS = {
     "compact": (functools.partial(kernels.compact, capacity=64), X),
     "bitmap_encode": (kernels.bitmap_encode, X),
-    "threshold_hash": (
-        lambda x: kernels.threshold_hash(x, 0.5, 7, slots=64),
-        X,
-    ),
+    "threshold_hash": (lambda x: kernels.threshold_hash(x, 0.5, 7, slots=64), X),
     "partition": (
         lambda x: kernels.partition(x, 2048, kernels.draw_seeds(3), MEMORY),
         INDICES,

@@ -1,4 +1,4 @@
-"""Ordered sums: sender after sender, and lists whose indices repeat.
+"""Ordered sums of lists whose indices repeat.
 
 Messages that are added sender by sender are among those of `checks`.
 """
@@ -10,10 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_kernels as kernels
 from pallas_kernels.reference import ordered
 from tests import helpers
-from tests.kernels import messages
 
 
 # JAX says so from 0.11 on.
@@ -22,20 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton:DeprecationWar
 
 def equations(program):
     return [eqn for _, eqn in helpers.equations(program)]
-
-
-def test_a_scatter_is_told_that_indices_are_unique():
-    case = messages.CASES["coo8"]
-    how = {"how": kernels.Unpacking(ordered=True), "backend": "reference"}
-    unpack = functools.partial(kernels.unpack_message, spec=case.spec, **how)
-    made = jax.make_jaxpr(unpack)(case.array, kernels.Received(case.received), case.numbers)
-    found = [e for e in equations(made) if e.primitive.name == "scatter-add"]
-    added = [e for e in found if jnp.issubdtype(e.outvars[0].aval.dtype, jnp.floating)]
-    assert added
-    assert all(e.params["unique_indices"] for e in added)
-
-
-# --- Lists whose indices repeat.
 
 
 def added(total, places, values):

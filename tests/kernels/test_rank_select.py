@@ -2,13 +2,10 @@
 
 import functools
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 import pallas_kernels as kernels
 from pallas_kernels import rank_select
@@ -115,11 +112,3 @@ def test_the_rank_of_a_position_is_how_many_bits_lie_below(words, lanes):
     index = rank_select.rank_index(helpers.packed(flags), lanes=lanes)
     found = rank_select.rank_of(index, np.arange(32 * words, dtype=np.int32))
     np.testing.assert_array_equal(found, np.cumsum(flags) - flags)
-
-
-@pytest.mark.slow
-@hypothesis.given(data=st.data())
-def test_select_agrees_with_numpy_on_any_words(data):
-    count = data.draw(st.sampled_from([3, 70]))
-    words = data.draw(arrays.arrays(np.uint32, count, elements=st.integers(0, 2**32 - 1)))
-    check_select(words, [0], count * 32)

@@ -77,15 +77,7 @@ class Guarded:
 
 
 def interpreted(
-    kernel,
-    programs,
-    operands,
-    *,
-    in_place=(),
-    results=(),
-    warps=4,
-    zeroed=False,
-    **sizes,
+    kernel, programs, operands, *, in_place=(), results=(), warps=4, zeroed=False, **sizes
 ) -> list[np.ndarray]:
     """What a kernel leaves in place, and its results; arrays lie between canaries."""
     del warps

@@ -39,7 +39,6 @@ def main(out, ranks, coordinator=None, rank=0):
     for name, scheme in {
         "balanced": schemes.BalancedParallelism(),
         "hierarchical": schemes.HierarchicalCentralization(),
-        "zen": schemes.Zen(),
     }.items():
 
         def on_rank(x, scheme=scheme):
@@ -47,18 +46,10 @@ def main(out, ranks, coordinator=None, rank=0):
             done = scheme(Dense(x[0]), scheme.init(like, wire), wire)
             return done._replace(state=None)
 
-        run = jax.jit(
-            jax.shard_map(
-                on_rank,
-                mesh=mesh,
-                in_specs=P("data"),
-                out_specs=P(),
-            )
-        )
+        run = jax.jit(jax.shard_map(on_rank, mesh=mesh, in_specs=P("data"), out_specs=P()))
         cases = {density: ((5000,), density) for density in (0.003, 0.2, 1.0)}
-        if name != "zen":
-            # Messages so long that they take another way than short ones.
-            cases["rows"] = ((2048, 256), 0.3)
+        # Messages so long that they take another way than short ones.
+        cases["rows"] = ((2048, 256), 0.3)
         for case, (shape, density) in cases.items():
             rng = np.random.default_rng(5)
             mask = rng.random((ranks, shape[0])) < density

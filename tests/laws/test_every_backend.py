@@ -27,10 +27,7 @@ def test_pallas_sums_and_sends_what_the_reference_does():
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton: pip install '.[triton]'")
 @pytest.mark.parametrize(
     ("backend", "names"),
-    [
-        ("triton", ["balanced_algorithm_1:numbers"]),
-        ("ptx", ["zen:listed rows"]),
-    ],
+    [("triton", ["balanced_algorithm_1:numbers"]), ("ptx", ["zen:listed rows"])],
 )
 def test_triton_sums_and_sends_what_the_reference_does(backend, names):
     """Interpreted, and executed from the PTX that a GPU is given."""

@@ -6,6 +6,7 @@ true counts is what it sends, but for where the fullest of hashed parts is recko
 message may be one size longer or shorter.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -16,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes
-from sparsejax.schemes import forecast
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from tests import helpers
+from tests.laws import test_forecast
 from tests.laws.test_exact_sum import SCHEMES
 
 
@@ -117,23 +118,9 @@ def check_forecast(name, n, dtype, ids, sent, where):
 
 def load_of(n, dtype, ids):
     """The true load of ids [n, K]."""
-    inside = (ids >= 0) & (ids < HEIGHT)
-    sets = [np.unique(row[kept]) for row, kept in zip(ids, inside, strict=True)]
-    union = np.unique(ids[inside])
-
-    def skewness(found):
-        ranges = np.histogram(found, n, (0, HEIGHT))[0]
-        return n * ranges.max() / max(len(found), 1)
-
-    counts = [
-        max(len(np.unique(np.concatenate(sets[i : i + k]))) for i in range(0, n - k + 1, k))
-        for k in forecast.merged(n)
-    ]
-    assert counts[-1] == len(union)
-    skews = max(map(skewness, sets)), skewness(union)
-    counts = tuple(map(float, counts))
-    table = n, HEIGHT, WIDTH, str(dtype)
-    return forecast.Load(*table, counts, *skews, room=COUNT, listed=True)
+    mask = np.stack([np.isin(np.arange(HEIGHT), row) for row in ids])
+    listed = {"numbers": WIDTH, "dtype": str(dtype), "room": COUNT, "listed": True}
+    return dataclasses.replace(test_forecast.load_of(mask, n, HEIGHT), **listed)
 
 
 @pytest.mark.slow

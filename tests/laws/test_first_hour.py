@@ -128,8 +128,7 @@ ATTEMPTS = {
     ),
     "gradients of 16 bits": (
         OwnStep(
-            held(ZEN()),
-            change=lambda g: jax.tree.map(lambda x: x.astype(jnp.bfloat16), g),
+            held(ZEN()), change=lambda g: jax.tree.map(lambda x: x.astype(jnp.bfloat16), g)
         ),
         (),
     ),
@@ -137,10 +136,7 @@ ATTEMPTS = {
         OwnStep(optax.chain(ZEN(), ADAM), local=False, check_vma=False),
         (),
     ),
-    "every, unchecked": (
-        dataclasses.replace(SELDOM, local=False, check_vma=False),
-        (),
-    ),
+    "every, unchecked": (dataclasses.replace(SELDOM, local=False, check_vma=False), ()),
     "a state of other ranks that has nothing by rank": (
         OwnStep(held(ZEN()), state=on_mesh(held(ZEN()), mesh_of(3))),
         (),

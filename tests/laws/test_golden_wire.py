@@ -343,10 +343,7 @@ def gradients_of(case, params, ranks):
     """Abstract gradients, stacked by rank."""
     stacked = lambda shape, dtype: jax.ShapeDtypeStruct((ranks, *shape), dtype)
     grads = {path: stacked(x.shape, x.dtype) for path, x in params.items()}
-    entries = {
-        sparsejax.SparseTensor: case.capacity,
-        sparsejax.RowGrads: case.listed,
-    }
+    entries = {sparsejax.SparseTensor: case.capacity, sparsejax.RowGrads: case.listed}
     for kind, room in entries.items():
         if room is not None:
             shape = params["embedding"].shape

@@ -51,10 +51,7 @@ COLLECTIVES = {
     "ragged_all_to_all",
 }
 CASTS = {"pcast", "pvary"}
-MAY_USE = {
-    "sparsejax.wire.collectives": COLLECTIVES,
-    "pallas_kernels.types": CASTS,
-}
+MAY_USE = {"sparsejax.wire.collectives": COLLECTIVES, "pallas_kernels.types": CASTS}
 
 
 def own_modules():

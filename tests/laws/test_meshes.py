@@ -23,7 +23,7 @@ SYSTEMS = {
     "ok_topk": lambda: sparsejax.ok_topk_sync(0.1, "data", **SMALL),
 }
 QUICK = [("zen", True), ("accumulate", True)]
-SLOW = helpers.slow(("zen", False), ("dgc", True), ("ok_topk", True))
+SLOW = helpers.slow(("dgc", False), ("ok_topk", True))
 
 
 def gradients():

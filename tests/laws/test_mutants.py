@@ -3,7 +3,7 @@
 import pytest
 
 from tests import edits
-from tests.laws.mutants import MUTANTS, __main__ as command, table
+from tests.laws.mutants import MUTANTS, table
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -17,17 +17,6 @@ def test_a_mutant_edits_one_place(name):
 
 def test_about_sixty_are_at_the_seams():
     assert 50 <= sum(mutant.seam for mutant in MUTANTS.values()) <= 75
-
-
-def test_where_a_test_that_fails_leads_is_listed():
-    found = command.noticed_by("tests/wire/test_at_once.py::test_something")
-    assert any(
-        line.startswith("sparsejax/wire/formats.py  Form.pieces  ") for line in found
-    )
-    # What all tests of a folder notice is listed with each.
-    of_folder = "pallas_kernels/striping.py  invert  a slot belongs to another unit"
-    assert of_folder in command.noticed_by("tests/units/test_bits.py")
-    assert not command.noticed_by("tests/test_release.py")
 
 
 def test_the_table_of_laws_is_that_of_the_mutants():

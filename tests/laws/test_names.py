@@ -62,12 +62,6 @@ def test_all_that_is_imported_to_be_public_is_listed():
         assert getattr(sparsejax, name).__doc__
 
 
-def test_a_name_that_never_was_is_no_attribute():
-    assert not hasattr(sparsejax, "zen_synch")
-    with pytest.raises(AttributeError, match="no attribute 'zen_synch'"):
-        sparsejax.zen_synch  # noqa: B018
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["sparsejax.transforms", "sparsejax.advise"])
 def test_a_folder_can_be_imported_first(module):

@@ -109,10 +109,7 @@ def test_copies_of_elements_are_added_in_order(name):
     check(of_dense(SCHEMES[name], (SIZE,)), name not in ADD_NOTHING)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["balanced", *helpers.slow("ag_sparse", "hierarchical")],
-)
+@pytest.mark.parametrize("name", ["balanced", *helpers.slow("ag_sparse", "hierarchical")])
 def test_copies_of_rows_are_added_in_order(name):
     check(of_dense(SCHEMES[name], (HEIGHT, WIDTH)), name not in ADD_NOTHING)
 

@@ -92,11 +92,7 @@ def run(step, *operands):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        *((name, (SIZE,)) for name in KINDS),
-        ("balanced", (HEIGHT, WIDTH)),
-    ],
+    ("name", "shape"), [*((name, (SIZE,)) for name in KINDS), ("balanced", (HEIGHT, WIDTH))]
 )
 def test_indices_of_a_scheme_are_unique_where_it_says_so(name, shape, claims):
     scheme = SCHEMES[name]

@@ -16,15 +16,12 @@ from tests.helpers import collectives, every_platform, mesh_of, rounds_of, sent_
 N, SIZE = 4, 40_064  # parts of whole words, so that nothing is padded
 
 
-def program(scheme, check_vma=True):
+def program(scheme):
     def run(x):
         return helpers.call(scheme, x[0])._replace(state=None)
 
-    return jax.jit(
-        helpers.shard_map(
-            run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P(), check_vma=check_vma
-        )
-    )
+    specs = {"in_specs": P("data"), "out_specs": P()}
+    return jax.jit(helpers.shard_map(run, mesh=mesh_of(N), **specs))
 
 
 def messages(found, name):
@@ -33,34 +30,25 @@ def messages(found, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
-def test_balanced_parallelism_sends_the_rungs_that_the_program_holds(check_vma):
+def test_balanced_parallelism_sends_the_rungs_that_the_program_holds():
     """The bytes reported are those of the branches taken, once for each round."""
-    run = program(schemes.BalancedParallelism(), check_vma)
+    run = program(schemes.BalancedParallelism())
     shape = jax.ShapeDtypeStruct((N, SIZE), jnp.float32)
     with every_platform():
         traced = jax.make_jaxpr(run)(shape)
     found = collectives(traced)
     width = SIZE // N
-    steps = {
-        "push": ladder.Message(ratio=schemes.BalancedParallelism().ratio).ladder(
-            width, 4, N
-        ),
-        "pull": ladder.Message(ratio=schemes.BalancedParallelism().ratio).ladder(
-            width, 4, N
-        ),
-    }
+    steps = ladder.Message(ratio=schemes.BalancedParallelism().ratio).ladder(width, 4, N)
     # A branch for each rung, and nothing else, carries messages: first those of the push.
     # On CPUs a pull is an all-to-all of copies, on others a gather of one.
     sent = messages(found, "all_to_all")
-    pushes, pulls = sent[: len(steps["push"].rungs)], sent[len(steps["push"].rungs) :]
-    assert pushes == [4 * N * rung.words for rung in steps["push"].rungs]
-    assert pulls == [4 * N * rung.words for rung in steps["pull"].rungs]
+    pushes, pulls = sent[: len(steps.rungs)], sent[len(steps.rungs) :]
+    assert pushes == pulls == [4 * N * rung.words for rung in steps.rungs]
     assert messages(found, "all_gather") == []
     elsewhere = collectives(traced, "cuda")
     assert messages(elsewhere, "all_to_all") == pushes
     gathers = messages(elsewhere, "all_gather")
-    assert gathers == [4 * rung.words for rung in steps["pull"].rungs]
+    assert gathers == [4 * rung.words for rung in steps.rungs]
     # What the pull is charged is what either of the two programs sends.
     assert [(N - 1) * own for own in gathers] == [(N - 1) / N * copies for copies in pulls]
     scalars = [c for c in found if c.name == "pmax"]
@@ -83,8 +71,8 @@ def test_balanced_parallelism_sends_the_rungs_that_the_program_holds(check_vma):
         traffic = run(x).traffic
         counts = np.array([np.bincount(part[m], minlength=N) for m in mask])
         union = np.bincount(part[mask.any(0)], minlength=N)
-        push = operands_of(counts.max(), steps["push"], pushes, N - 1)
-        pull = operands_of(union.max(), steps["pull"], pulls, N - 1)
+        push = operands_of(counts.max(), steps, pushes, N - 1)
+        pull = operands_of(union.max(), steps, pulls, N - 1)
         assert traffic.push.rounds == len(push)
         assert float(traffic.push.wire) == sum(push) * (N - 1) / N
         if sum(pull) < 4 * N * width:

@@ -131,10 +131,7 @@ MUTANTS = {
         interpreted=False,
     ),
     "what several senders sent is added without atomics": Mutant(
-        _MESSAGES,
-        "ALONE=int(each == 1)",
-        "ALONE=1",
-        interpreted=True,
+        _MESSAGES, "ALONE=int(each == 1)", "ALONE=1", interpreted=True
     ),
     "words of a string are stored by all that have bits there": Mutant(
         _MESSAGES,

@@ -84,22 +84,18 @@ def _divided(a, b):
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
-def _quotient(kind):
-    def run(a, b):
-        a, b = _read(a, kind), _read(b, kind)
-        overflows = b == -1 and a == -(1 << bits_of(kind) - 1)
-        return None if b == 0 or overflows else _cut(_divided(a, b), kind)
+def _of_division(function):
+    """Of the quotient, which the ISA leaves open where there is none."""
 
-    return run
+    def of(kind):
+        def run(a, b):
+            a, b = _read(a, kind), _read(b, kind)
+            overflows = b == -1 and a == -(1 << bits_of(kind) - 1)
+            return None if b == 0 or overflows else _cut(function(a, b), kind)
 
+        return run
 
-def _remainder(kind):
-    def run(a, b):
-        a, b = _read(a, kind), _read(b, kind)
-        overflows = b == -1 and a == -(1 << bits_of(kind) - 1)
-        return None if b == 0 or overflows else _cut(a - b * _divided(a, b), kind)
-
-    return run
+    return of
 
 
 def _upper(kind):
@@ -234,8 +230,8 @@ _BY_FAMILY: dict[str, Callable[[str], Lane]] = {
     "min": _two(min),
     "max": _two(max),
     "min.relu": _two(lambda a, b: max(min(a, b), 0)),
-    "div": _quotient,
-    "rem": _remainder,
+    "div": _of_division(_divided),
+    "rem": _of_division(lambda a, b: a - b * _divided(a, b)),
     "neg": lambda kind: lambda a: _cut(-a, kind),
     "abs": lambda kind: lambda a: _cut(abs(_read(a, kind)), kind),
     "popc": lambda kind: lambda a: a.bit_count(),

@@ -45,31 +45,6 @@ def test_the_program_rounds_by_more_than_a_cast():
     assert "reduce_precision" in text
 
 
-def test_replicas_are_equal_where_values_travel_narrow():
-    n, scheme = 5, schemes.HierarchicalCentralization(wire_dtype=jnp.bfloat16)
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((n, 3001)) * (rng.random((n, 3001)) < 0.1)
-    total = helpers.run_ranks(
-        lambda x: helpers.call(scheme, x).total, x.astype(np.float32), n
-    )
-    helpers.assert_same_on_all_ranks(total)
-    np.testing.assert_allclose(total[0], x.sum(0), rtol=0.05, atol=0.05)
-
-
-def test_nans_with_different_payloads_become_one():
-    n = 4
-    bits = np.zeros((n, 3001), np.uint32)
-    # A quiet NaN a rank at one unit, each with its own payload; and one rank's alone.
-    bits[:, 50] = 0x7FC00000 + 1 + np.arange(n)
-    bits[2, 60] = 0xFFC12345
-    scheme = schemes.HierarchicalCentralization()
-    total = helpers.run_ranks(
-        lambda x: helpers.call(scheme, x).total, bits.view(np.float32), n
-    )
-    helpers.assert_same_on_all_ranks(total)
-    assert set(total.view(np.uint32)[:, [50, 60]].reshape(-1)) == {0x7FC00000}
-
-
 @pytest.mark.slow
 def test_by_the_bound_the_second_message_is_dense_where_by_count_it_is_not():
     """Equal sets of 26%: entries of 8 bytes pay, and twice as many would not."""

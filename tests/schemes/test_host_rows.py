@@ -18,7 +18,6 @@ from tests import helpers
 OUTER, INNER = 2, 4
 HEIGHT, WIDTH, COUNT = 2003, 5, 120
 AXES = ("hosts", "devices")
-ROW_BYTES = 4 * (1 + WIDTH)
 ACROSS = {
     "balanced": schemes.BalancedParallelism(),
     "ag_sparse": schemes.AGSparse(),
@@ -59,10 +58,7 @@ def cases(outer):
 
 @pytest.mark.parametrize(
     ("name", "outer", "check_vma"),
-    [
-        ("ag_sparse", 2, True),
-        *helpers.slow(("balanced", 4, False), ("bfloat16", 2, True)),
-    ],
+    [("ag_sparse", 2, True), *helpers.slow(("balanced", 4, False), ("bfloat16", 2, True))],
 )
 def test_the_sums_are_those_of_all_ranks(name, outer, check_vma):
     room = 1e-6 if name != "bfloat16" else 2e-2

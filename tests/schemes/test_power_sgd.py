@@ -202,10 +202,7 @@ def test_rules_that_ask_for_too_much(rules, words):
     ("options", "words"),
     [
         ({"wire_dtype": jnp.bfloat16}, "PowerSGD has no wire_dtype"),
-        (
-            {"memory": sparsejax.MomentumCorrection(0.9)},
-            r"PowerSGD.*masking=False",
-        ),
+        ({"memory": sparsejax.MomentumCorrection(0.9)}, r"PowerSGD.*masking=False"),
         ({"axis_name": ("hosts", "devices")}, "PowerSGD .* two_level=False"),
     ],
 )

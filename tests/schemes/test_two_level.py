@@ -54,9 +54,7 @@ def inputs(size, kind="spread", shape=(), dtype=np.float32):
     ("scheme", "size", "shape", "dtype", "check_vma"),
     [
         (schemes.TwoLevel(schemes.Zen()), SIZE, (), np.float32, True),
-        *helpers.slow(
-            (schemes.TwoLevel(schemes.SparCML()), 517, (8,), np.float32, False),
-        ),
+        *helpers.slow((schemes.TwoLevel(schemes.SparCML()), 517, (8,), np.float32, False)),
     ],
     ids=["zen", "rows"],
 )

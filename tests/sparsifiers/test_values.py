@@ -107,23 +107,18 @@ def test_a_message_has_the_words_of_its_format(values):
     assert row.sent_bytes == (N - 1) * 4 * words
 
 
-# A code is of what was selected, however it was: by another number each step, of a density
-# that changes, or by hashes.
+# A code is of what was selected, however it was: by another number each step, or by hashes.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "values"),
-    [("ReuseThreshold", "4bit"), ("DGC, warming up", "fp8"), ("Dragonn", "sign")],
+    ("kind", "values"), [("ReuseThreshold", "4bit"), ("Dragonn", "sign")]
 )
 def test_every_sparsifier_and_code(kind, values):
     helpers.assert_conserved(gradients(), run(values, kind=kind))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("gather", "n", "values"), [("ring", 2, "2bit"), ("doubling", 3, "int8")]
-)
-def test_every_gather(gather, n, values):
-    scheme = schemes.AGSparse(gather)
+def test_a_gather_by_doubling():
+    n, values, scheme = 3, "int8", schemes.AGSparse("doubling")
     done = run(values, scheme, n=n)
     helpers.assert_conserved(gradients(n), done)
     (row, _), name = explained(values, scheme, n).rows, "sync/v and 1 more/wire_bytes"
@@ -133,12 +128,10 @@ def test_every_gather(gather, n, values):
 
 @pytest.mark.slow
 def test_gpus_add_up_the_same():
-    codes = "2bit", "int8"
-    wanted = [run(values) for values in codes]
+    wanted = run("2bit")
     with helpers.for_gpus():
-        found = [helpers.ranks(N)(chain(values), gradients()) for values in codes]
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert helpers.octets(ours.updates) == helpers.octets(theirs.updates)
+        found = helpers.ranks(N)(chain("2bit"), gradients())
+    assert helpers.octets(found.updates) == helpers.octets(wanted.updates)
 
 
 def test_an_entry_takes_as_many_bits_as_pages_say():
@@ -199,9 +192,8 @@ def test_a_dtype_of_the_wire_narrows_what_is_not_in_a_code():
     scheme = schemes.AGSparse(code="auto", wire_dtype=jnp.bfloat16)
     large = {name: x for name, x in gradients().items() if name in LARGE}
     helpers.assert_conserved(large, run("2bit", scheme))
-    name = "sync/v and 1 more/wire_bytes"
-    narrow = run("float32", scheme).seen[name][0, -1]
-    assert narrow < explained("float32").rows[0].sent_bytes
+    narrow, whole = (explained("float32", x).rows[0] for x in (scheme, AUTO))
+    assert narrow.sent_bytes < whole.sent_bytes
 
 
 # --- Around it: a dense beginning, other dtypes, jit, and what is refused.
@@ -214,13 +206,6 @@ def test_a_dense_warm_up_sends_no_codes():
     helpers.assert_conserved(gradients(), done)
     sent = done.seen["sync/wire_bytes"][0]
     assert (sent[:3] > 10 * sent[3:]).all()
-
-
-@pytest.mark.slow
-def test_sums_of_16_bits_are_rounded_and_what_ranks_hold_is_not():
-    grads = gradients(dtype=jnp.bfloat16)
-    done = helpers.ranks(N)(chain("2bit"), grads)
-    helpers.assert_conserved(grads, done, 2e-2)
 
 
 @pytest.mark.slow

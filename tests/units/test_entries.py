@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax import schemes
 from sparsejax.units import entries
 from sparsejax.units.sparse_tensor import SparseTensor
 from tests import helpers
@@ -58,43 +56,14 @@ def test_shared_indices_do_not_travel():
     tx = optax.chain(sparsejax.zen_sync(reduce="sum", rules={"": "sparse"}))
 
     def run(values):
-        grads = {"w": SparseTensor(jnp.asarray(at), values[0], (SIZE,), shared=True)}
+        grads = {"w": SparseTensor(jnp.asarray(at), values, (SIZE,), shared=True)}
         state = tx.init({"w": jnp.zeros(SIZE)})
         total, state = tx.update(grads, state)
         return total["w"], sparsejax.metrics(state)["sync/wire_bytes"]
 
-    step = jax.jit(
-        helpers.shard_map(
-            run, mesh=helpers.mesh_of(n), in_specs=P(helpers.AXIS), out_specs=P()
-        )
-    )
-    total, sent = step(values)
+    total, sent = helpers.run_ranks(run, values, n)
+    helpers.assert_same_on_all_ranks(total)
     want = np.zeros(SIZE)
     want[at] = values.sum(0)
-    np.testing.assert_array_equal(total, want)
-    assert sent == 2 * (n - 1) / n * 4 * capacity
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("scheme", "shape"),
-    [
-        (schemes.AGSparse(), (SIZE,)),
-        # A matrix is a bucket of its own, of which nothing else differs by rank.
-        (schemes.BalancedParallelism(), (1023, 4)),
-    ],
-)
-def test_a_tensor_without_room_for_an_entry_is_a_zero(scheme, shape):
-    n = 2
-    tx = sparsejax.sync(scheme, reduce="sum", rules={"": "sparse"})
-    params = {"w": jnp.zeros(shape), "b": jnp.zeros(40)}
-
-    def run(values, b):
-        empty = SparseTensor(jnp.zeros(0, jnp.int32), values, shape)
-        return tx.update({"w": empty, "b": b}, tx.init(params))[0]
-
-    b = np.arange(40 * n, dtype=np.float32).reshape(n, 40)
-    total = helpers.ranked(run, n)(np.zeros((n, 0), np.float32), b)
-    helpers.assert_same_on_all_ranks(total)
-    np.testing.assert_array_equal(total["b"][0], b.sum(0))
-    assert not total["w"].any()
+    np.testing.assert_array_equal(total[0], want)
+    assert sent[0] == 2 * (n - 1) / n * 4 * capacity

@@ -69,22 +69,6 @@ def test_the_last_of_several_messages_may_be_of_each_of_the_longest_sizes(name):
         test_messages.check(setup, x)
 
 
-def test_a_scheme_is_exact_and_replicas_equal():
-    """All others: `tests.laws.test_unique_indices`, which takes the same programs."""
-    scheme = SCHEMES["ag_sparse"]
-
-    def run(x):
-        return helpers.call(scheme, x, helpers.init(scheme, x)).total
-
-    summed = helpers.ranked(run, RANKS)
-    # By entries; by entries in, and whole back; densely.
-    for density in (0.0, 0.01, 0.2, 0.3, 1.0):
-        x = helpers.gradients(RANKS, SIZE, density, seed=5)
-        totals = np.asarray(summed(x))
-        helpers.assert_same_on_all_ranks(totals)
-        np.testing.assert_array_equal(totals[0], helpers.total(x))
-
-
 @pytest.mark.slow
 def test_doubles_are_added_up_as_doubles():
     """Where numbers of loops have 64 bits, too."""
@@ -166,11 +150,6 @@ def test_each_group_of_sizes_has_a_program_that_unpacks_it(monkeypatch):
     for x, total in zip(inputs, found, strict=True):
         helpers.assert_same_on_all_ranks(total)
         np.testing.assert_array_equal(total[0], helpers.total(x))
-    # An array of so few goes by one program.
-    monkeypatch.setattr(size_groups, "_FEW_UNITS", size)
-    for total, other in zip(found, totals(), strict=True):
-        np.testing.assert_array_equal(total, other)
-    monkeypatch.setattr(size_groups, "_FEW_UNITS", size - 1)
     monkeypatch.setattr(at_once, "groups", marked)
     added = [
         float(other[0][total[0] == 0].min())

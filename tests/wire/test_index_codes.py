@@ -1,11 +1,8 @@
-"""What each code costs, which is cheapest, and that its bit string can be read."""
+"""What each index code costs, and which is cheapest."""
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from sparsejax import errors
-from sparsejax.units import bits
 from sparsejax.wire import index_codes
 from sparsejax.wire.index_codes import BITMAP, COO8, COO16, COO32
 
@@ -75,46 +72,9 @@ def test_a_code_that_is_not_allowed_is_not_chosen():
     assert index_codes.cheapest(64, 65536, index_codes.parse("bitmap")) is BITMAP
 
 
-@pytest.mark.parametrize("code", index_codes.CODES.values(), ids=index_codes.CODES)
-def test_the_bits_needed_are_those_of_a_message_without_room_to_spare(code):
-    # Counts at which everything comes out in whole words: 4 slots a word in a lane, and
-    # 32 bits a word in the string.
-    for count, width in [(96, 8192), (256, 65536), (65504, 1 << 21), (32, 256)]:
-        needed = float(code.needed_bits(jnp.int32(count), width))
-        assert needed == 32 * code.words(count, width) - unused(code, count, width)
-
-
-def unused(code, count, width):
-    """Bits of the last word of the string that nothing is written to."""
-    if code is BITMAP or code.blocks(width) == 1:
-        return 0
-    return -(count + code.blocks(width)) % 32
-
-
 @pytest.mark.parametrize("name", ["", "COO8"])
 def test_parse_says_which_codes_there_are(name):
     assert index_codes.parse("coo8") == (COO8,)
     known = ", ".join(["auto", *index_codes.CODES])
     with pytest.raises(errors.ArgumentError, match=f"one of {known}, got '{name}'"):
         index_codes.parse(name)
-
-
-def test_low_ones_are_none_below_0_and_all_above_32():
-    counts = jnp.array([-5, 0, 1, 5, 31, 32, 33, 1 << 30])
-    expected = [0, 0, 1, 0x1F, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF]
-    np.testing.assert_array_equal(bits.low_ones(counts), expected)
-
-
-def test_four_slots_give_a_word_of_their_lowest_bytes_and_one_of_the_next():
-    slots = jnp.array([[0x0A0B0C0D, 0x01020304, 5, 0x7FFFFFFF]])
-    words = [int(index_codes.to_bytes(slots, plane)[0, 0]) for plane in range(4)]
-    assert words == [0xFF05040D, 0xFF00030C, 0xFF00020B, 0x7F00010A]
-
-
-def test_from_bytes_inverts_to_bytes():
-    slots = np.random.default_rng(0).integers(0, 2**31, (3, 40), dtype=np.int32)
-    slots[:, :2] = [0, 2**31 - 1]
-    for plane, mask in enumerate([0xFF, 0xFF00, 0xFF0000, 0x7F000000]):
-        words = index_codes.to_bytes(slots, plane)
-        assert words.shape == (3, 10)
-        np.testing.assert_array_equal(index_codes.from_bytes(words, plane), slots & mask)

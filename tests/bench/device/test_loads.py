@@ -6,14 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from benchmarks.device import (
-    __main__ as program,
-    ceilings,
-    compiled,
-    costs,
-    graphs,
-    loads,
-)
+from benchmarks.device import ceilings, compiled, costs, graphs, loads
 from benchmarks.device.traffic import Work
 from benchmarks.device.walk import Counts
 
@@ -82,15 +75,3 @@ def test_the_least_of_a_load_is_its_entropy_and_its_values():
     least = (1 / 8 + 4 * own + 4 * of_sum) * 65_536 * 15 / 16
     assert load.least_sent == pytest.approx(least, rel=2e-3)
     assert load.least_moved == 2 * 4 * 65_536
-
-
-def test_what_is_held_is_compiled_with_the_kernels_that_are_counted(monkeypatch):
-    asked = []
-    counted = lambda scheme, load, mesh, kernels="auto": asked.append(kernels)
-    monkeypatch.setattr(program.compiled, "counted", counted)
-    monkeypatch.setattr(program.held, "hold", lambda *given: {})
-    one, gpus, cpus = mock.Mock(), mock.Mock(), mock.Mock()
-    load = loads.LOADS["128M numbers"]
-    held = program.hold("zen", load, one, gpus, cpus, "triton")
-    assert held["units"] == load.held < load.units
-    assert asked == ["triton"]

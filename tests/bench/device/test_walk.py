@@ -1,7 +1,5 @@
 """The count of what a compiled program does, on programs small enough to count by hand."""
 
-import math
-
 import pytest
 
 from benchmarks.device import hlo, turns
@@ -131,15 +129,6 @@ def test_a_conditional_waits_once_and_takes_its_branches_by_their_shares():
     assert (done.waits, done.launches) == (1, 0.5 * 2)
 
 
-def test_memory_for_what_a_kernel_writes_is_no_launch():
-    text = entry(
-        '%y = f32[256]{0} custom-call(), custom_call_target="AllocateBuffer"',
-        "ROOT %z = f32[256]{0} custom-call(%x, %y), "
-        'custom_call_target="thunky.inline_module"',
-    )
-    assert counted(text).launches == 1
-
-
 @pytest.mark.parametrize(
     "lines",
     [
@@ -160,43 +149,6 @@ def test_memory_for_what_a_kernel_writes_is_no_launch():
 def test_an_array_is_moved_once_by_one_launch(lines):
     done = counted(entry(*lines))
     assert (done.launches, done.read, done.written) == (1, 1024, 1024)
-
-
-def test_true_and_false_are_branches_one_and_zero():
-    line = (
-        "%c = f32[] conditional(%p, %a, %b), true_computation=%yes, false_computation=%no"
-    )
-    text = entry("%p = pred[] constant(true)", "%a = f32[] constant(1)",
-                 "%b = f32[] constant(2)", line)  # fmt: skip
-    assert hlo.parse(text).entry.instructions["c"].branches == ("no", "yes")
-
-
-@pytest.mark.parametrize(
-    "groups",
-    ["replica_groups=mesh['data'=8,'model'=2] {'data'}", "replica_groups=[2,8]<=[16]",
-     "replica_groups={{0,1,2,3,4,5,6,7},{8,9,10,11,12,13,14,15}}"],
-)  # fmt: skip
-def test_a_collective_in_two_parts_counts_once_by_the_size_of_its_group(groups):
-    done = counted(
-        entry(
-            f"%s = ((f32[256]{{0}}), f32[256]{{0}}) all-to-all-start(%x), {groups}",
-            "ROOT %d = f32[256]{0} all-to-all-done(%s)",
-        )
-    )
-    assert (done.launches, done.waits) == (1, 0)
-    assert done.collectives == {"all-to-all": 1}
-    # Eight ranks: all of 1,024 bytes but this rank's own eighth.
-    assert done.sent == 1024 * 7 / 8
-
-
-@pytest.mark.parametrize(
-    ("kind", "result", "sent"),
-    [("all-reduce", 256, 2 * 3 / 4 * 1024), ("all-gather", 1024, 3 * 1024),
-     ("reduce-scatter", 64, 3 / 4 * 1024), ("collective-permute", 256, 1024)],
-)  # fmt: skip
-def test_bytes_of_each_collective_among_four(kind, result, sent):
-    done = counted(entry(f"ROOT %r = f32[{result}]{{0}} {kind}(%x), channel_id=1"))
-    assert (done.sent, done.read, done.written) == (sent, 1024, 4 * result)
 
 
 UPDATED = """
@@ -262,46 +214,6 @@ def test_a_scatter_moves_what_it_changes_and_a_gather_what_it_takes(combine, aga
     )
     done = counted(text)
     assert (done.read, done.written) == (1024 * (2 + again), 1024)
-
-
-@pytest.mark.parametrize(
-    ("size", "window", "order", "scattered"),
-    [
-        (20_000_000, "", "", 256),
-        (10_000_000, "", "", 0),  # the cache holds it
-        (20_000_000, "", "indices_are_sorted=true", 0),
-        (20_000_000, "1", "", 32),  # rows of 8 bytes
-        (20_000_000, "2", "", 0),  # rows of a sector
-    ],
-)
-def test_updates_of_less_than_a_sector_are_scattered_writes(size, window, order, scattered):
-    rows = {"": [256], "1": [32, 2], "2": [4, 8]}[window]
-    row = rows[1:]
-    typed = lambda shape: f"f32[{','.join(map(str, shape))}]"
-    array, some = typed([size // math.prod(row), *row]), typed(rows)
-    dims = f"update_window_dims={{{'1' * len(row)}}}"
-    more = f"""
-%place (whole: {array}, at: s32[{rows[0]},1], x: f32[256]) -> {array} {{
-  %whole = {array} parameter(0)
-  %at = s32[{rows[0]},1] parameter(1)
-  %x = f32[256] parameter(2)
-  %twice = f32[256] add(%x, %x)
-  %some = {some} reshape(%twice)
-  ROOT %done = {array} scatter(%whole, %at, %some), {dims}, {order}
-}}
-"""
-    done = counted(
-        entry(
-            f"%w = {array} constant({{...}})",
-            f"%i = s32[{rows[0]},1] constant({{...}})",
-            f"ROOT %y = {array} fusion(%w, %i, %x), kind=kInput, calls=%place",
-            more=more,
-        )
-    )
-    ((often, work),) = done.kernels
-    # Additions, and numbers that are written.
-    operations = 256 + math.prod(rows)
-    assert (often, work.operations, work.scattered) == (1, operations, scattered)
 
 
 def test_what_is_not_known_is_an_error():

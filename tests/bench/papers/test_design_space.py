@@ -1,29 +1,17 @@
-"""What every point of Zen's design space sends, by hand and by an oracle."""
-
-import functools
+"""What points of Zen's design space send, by hand."""
 
 import numpy as np
 import pytest
 
 from benchmarks.papers.formulas import design_space as ds, measures
 from benchmarks.papers.formulas.design_space import BALANCED_PARALLELISM, Point
-from sparsejax.errors import ArgumentError
-from sparsejax.units.ownership import MurmurHash, StripedHash
+from sparsejax.units.ownership import StripedHash
+from tests.bench.papers.test_measures import as_sets
 
-
-def as_sets(units, size):
-    """Lists of units, one a rank, as booleans."""
-    sets = np.zeros((len(units), size), bool)
-    for row, own in zip(sets, units, strict=True):
-        row[list(own)] = True
-    return sets
-
-
-# --- Literal numbers, worked out by hand.
 
 # Four ranks, and parts {0, 1}, {2, 3}, {4, 5}, {6, 7}; entries by part and rank:
 #   part 0: 1 1 1 1,  part 1: 1 1 0 0,  part 2: 0 1 0 0,  part 3: 0 0 1 0
-FOUR = as_sets([[0, 2], [0, 2, 4], [0, 6], [0]], 8)
+FOUR = as_sets([0, 2], [0, 2, 4], [0, 6], [0])
 
 FOUR_BY_HAND = {
     # (entries that the most loaded rank receives, entries of the busiest links)
@@ -60,7 +48,7 @@ def test_four_ranks_by_hand(choices):
 
 
 def test_two_ranks_by_hand():
-    sets = as_sets([[0, 1, 2], [2, 3]], 8)
+    sets = as_sets([0, 1, 2], [2, 3])
     # All is rank 0's: it gets 2 entries of rank 1, which gets back the union, or all 5.
     sparse_ps = Point("point_to_point", "incremental", "parallelism", "imbalanced")
     assert ds.traffic(sparse_ps, sets).times(8).most_received == 4 * 8
@@ -102,95 +90,3 @@ def test_a_heavy_part_holds_up_a_parameter_server():
     assert ds.sparse_ps(sets).link_bytes == (3 * 100 + 3 * 100) * 8
     # A broadcast has help: a scatter of 3/4 of it, and an all-gather of 3/4.
     assert ds.sparse_ps_broadcast(sets).link_bytes == (3 * 100 + 75 + 75) * 8
-
-
-# --- An oracle: entries move from rank to rank, one message after the other.
-
-
-def oracle(point, sets, owners):
-    """Entries that each rank receives, by moving lists of entries about."""
-    n = len(sets)
-    received = np.zeros(n, int)
-    merge = (lambda a, b: [*a, *b]) if point.aggregation == "one_shot" else _union
-    own = [list(np.flatnonzero(row)) for row in sets]
-    if point.partition == "centralization":
-        if point.communication == "hierarchy":
-            return _butterfly(own, merge, received)
-        for root in range(n):
-            for step in range(1, n):
-                sender = (root + step) % n
-                if point.communication == "ring" and point.aggregation == "incremental":
-                    held = functools.reduce(
-                        merge, [own[(root + k) % n] for k in range(1, step + 1)]
-                    )
-                    received[(sender + 1) % n] += len(held)
-                else:
-                    received[root] += len(own[sender])
-        return received
-    for part in range(n):
-        held = [[u for u in units if owners[u] == part] for units in own]
-        if point.communication == "ring":
-            for rank in range(part + 1, part + n):
-                received[(rank + 1) % n] += len(held[rank % n])
-                held[(rank + 1) % n] = merge(held[rank % n], held[(rank + 1) % n])
-        else:
-            bits = range(n.bit_length() - 1)
-            steps = [(1 << k, 2 << k) for k in bits]
-            if point.communication == "point_to_point":
-                steps = [(None, None)]
-            for bit, above in steps:
-                for rank in range(n):
-                    place = rank ^ part
-                    if bit is None and rank != part:
-                        to = part
-                    elif bit is not None and place % above == bit:
-                        to = rank ^ bit
-                    else:
-                        continue
-                    received[to] += len(held[rank])
-                    held[to] = merge(held[to], held[rank])
-        received += [len(held[part]) * (rank != part) for rank in range(n)]
-    return received
-
-
-def _union(a, b):
-    return sorted({*a, *b})
-
-
-def _butterfly(own, merge, received):
-    held, bit = list(own), 1
-    while bit < len(own):
-        received += [len(held[rank ^ bit]) for rank in range(len(own))]
-        held = [merge(held[rank], held[rank ^ bit]) for rank in range(len(own))]
-        bit *= 2
-    return received
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [4, 8])
-@pytest.mark.parametrize("point", ds.points(), ids=str)
-def test_every_point_receives_what_messages_carry(point, n):
-    for seed in range(2):
-        rng = np.random.default_rng(seed)
-        # Some units that all have, some ranks with more than others.
-        sets = rng.random((n, 96)) < 0.4 * rng.random((n, 1)) * rng.random(96)
-        sets |= rng.random(96) < 0.1
-        owners = measures.equal_ranges(96, n)
-        if point.balance == "balanced":
-            owners = measures.assignment(MurmurHash(seed), 96, n)
-        found = ds.traffic(point, sets, ownership=MurmurHash(seed))
-        wanted = oracle(point, sets, owners)
-        np.testing.assert_array_equal(found.received.sum(axis=0), wanted)
-        # What one receives another sends.
-        np.testing.assert_array_equal(found.sent.sum(axis=1), found.received.sum(axis=1))
-
-
-def test_errors():
-    with pytest.raises(ArgumentError, match=r"communication must be one of .*'tree'"):
-        Point("tree", "one_shot", "centralization")
-    with pytest.raises(ArgumentError, match="balance must be one of"):
-        Point("ring", "one_shot", "parallelism")
-    with pytest.raises(ArgumentError, match="ranks, got 3"):
-        ds.traffic(BALANCED_PARALLELISM, np.ones((3, 8), bool))
-    with pytest.raises(ArgumentError, match="block must be a positive int, got 0"):
-        ds.omnireduce(FOUR, 0)

@@ -11,7 +11,6 @@ from benchmarks.papers.formulas import embrace
 from benchmarks.papers.formulas.embrace import WAYS, Reads
 from sparsejax import schemes
 from sparsejax.embrace import ColumnTable, column_lookup
-from sparsejax.errors import ArgumentError
 from sparsejax.units.row_grads import RowGrads
 from tests import helpers
 
@@ -108,19 +107,3 @@ def test_by_hand():
     assert embrace.owners(reads).bytes == 81  # 3/4 of 9 rows of 12
     assert embrace.hybrid(reads).bytes == 72  # 2 * 3/4 of 3 rows of 8, and 3 * 3 ids of 4
     assert embrace.servers(reads).bytes == 54  # 2 * 3/4 of 3 rows of 12
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"distinct": 11}, r"distinct must lie in \[0, 10\], got 11"),
-        ({"union": 7, "ranks": 2}, r"union must lie in \[3, 6\], got 7"),
-        ({"dim": 0}, "dim must be at least 1, got 0"),
-    ],
-)
-def test_reads_that_cannot_be_are_refused(change, message):
-    given = {"ranks": 4, "rows": 10, "dim": 2, "distinct": 3, "union": 6}
-    with pytest.raises(ArgumentError, match=message):
-        Reads(**given | change)
-    with pytest.raises(ArgumentError, match="skewness must lie"):
-        embrace.servers(Reads(**given), 5)

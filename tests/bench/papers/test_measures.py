@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 
 from benchmarks.papers.formulas import measures
-from sparsejax.errors import ArgumentError
-from sparsejax.units.ownership import StripedHash
 
 
 def as_sets(*units, size=8):
@@ -37,14 +35,6 @@ def test_a_row_is_a_unit_if_any_number_is_not_zero():
 
 
 # --- Definitions 3 to 5.
-
-
-def test_density():
-    sets = as_sets([0, 1], [0, 1, 2, 3])
-    assert measures.density(sets).tolist() == [0.25, 0.5]
-    assert measures.density(sets[0]) == 0.25
-    assert measures.density(jnp.asarray(sets)).tolist() == [0.25, 0.5]
-    assert measures.density(NOTHING).tolist() == [0, 0, 0, 0]
 
 
 def test_overlap_ratio():
@@ -109,47 +99,3 @@ def test_imbalance():
     assert measures.push_imbalance(as_sets([0, 4], []), owners) == 1
     assert measures.push_imbalance(NOTHING, owners) == 1
     assert measures.pull_imbalance(NOTHING, owners) == 1
-
-
-def test_assignment_is_what_the_ownership_says():
-    ownership = StripedHash(3)
-    parts = measures.assignment(ownership, 1000, 4)
-    assert parts.shape == (1000,)
-    layout = ownership.over(1000, 4)
-    part, slot = layout.assign(jnp.arange(1000))
-    np.testing.assert_array_equal(parts, part)
-    np.testing.assert_array_equal(layout.invert(part, slot), np.arange(1000))
-    with pytest.raises(ValueError, match="read-only"):
-        parts[0] = 1
-
-
-def test_equal_ranges_differ_by_one_at_most():
-    assert measures.equal_ranges(8, 3).tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
-    assert measures.equal_ranges(2, 4).tolist() == [1, 3]
-    for size in (5, 64, 1001):
-        lengths = np.bincount(measures.equal_ranges(size, 5), minlength=5)
-        assert lengths.sum() == size
-        assert lengths.max() - lengths.min() <= 1
-
-
-# --- Errors.
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: measures.nonzero_sets(np.zeros(3)), r"units, ...\], got shape \(3,\)"),
-        (lambda: measures.density(np.ones((2, 3))), "booleans, got float64.*nonzero_sets"),
-        (lambda: measures.densification(np.ones((2, 0), bool)), r"\[ranks, units\].*2, 0"),
-        (lambda: measures.densification(NOTHING, [8]), "between 1 and 4 ranks, got 8"),
-        (lambda: measures.overlap_ratios(NOTHING, pairs=0), "at least 1, got 0"),
-        (
-            lambda: measures.overlap_ratio(NOTHING[0], np.ones(9, bool)),
-            "as many units as a, got 9 and not 8",
-        ),
-        (lambda: measures.push_imbalance(NOTHING, np.arange(8) - 1), "0 and 3, got -1"),
-    ],
-)
-def test_errors_name_the_argument_and_the_value(call, text):
-    with pytest.raises(ArgumentError, match=text):
-        call()

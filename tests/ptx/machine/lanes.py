@@ -15,7 +15,7 @@ import numpy as np
 
 
 LANES = 32
-U16, U32, U64 = np.uint16, np.uint32, np.uint64
+U32, U64 = np.uint32, np.uint64
 NUMBERS = np.arange(LANES)
 NAN = U32(0x7FFFFFFF)  # what arithmetic on float32 makes of any NaN
 

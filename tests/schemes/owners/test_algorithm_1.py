@@ -1,7 +1,5 @@
 """Owners found by Algorithm 1: every unit in one place, or counted as left over."""
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,23 +61,15 @@ def test_every_unit_is_in_one_place_of_its_owner_or_left_over(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "for_gpus"),
-    [("numbers", False), ("rows", True)],
-)
-def test_entries_travel_as_coo_and_all_goes_densely_where_any_found_no_place(
-    kind, for_gpus
-):
+def test_entries_travel_as_coo_and_all_goes_densely_where_any_found_no_place():
+    """Of numbers; of rows, for GPUs: `tests/wire/test_at_once.py`."""
     scheme = schemes.BalancedParallelism(ownership=RULE)
 
     def run(x):
-        x = units_of(x, kind)
-        reduced = scheme(x, helpers.init(scheme, x), helpers.WIRE)
+        reduced = helpers.call(scheme, x)
         return reduced.total, reduced.traffic
 
-    with helpers.for_gpus() if for_gpus else contextlib.nullcontext():
-        summed = helpers.ranked(run, RANKS)
-        summed(np.zeros((RANKS, SIZE), np.float32))  # traced here
+    summed = helpers.ranked(run, RANKS)
     of_one_owner = np.asarray(LAYOUT.assign(jnp.arange(SIZE))[0]) == 1
     for x, is_dense in [
         (helpers.gradients(RANKS, SIZE, 0.01), False),
@@ -89,12 +79,10 @@ def test_entries_travel_as_coo_and_all_goes_densely_where_any_found_no_place(
     ]:
         totals, traffic = summed(x)
         helpers.assert_same_on_all_ranks(totals)
-        want = helpers.total(np.stack([x, -x], axis=2) if kind == "rows" else x)
-        np.testing.assert_array_equal(totals[0], want)
+        np.testing.assert_array_equal(totals[0], helpers.total(x))
         most = (x != 0).sum(axis=1).max()
-        unit_bytes = totals[0].nbytes / SIZE
         # To each of the others: how many, and of each 32 bits and the value.
-        coo = (RANKS - 1) * (4 + (4 + unit_bytes) * most / RANKS)
+        coo = (RANKS - 1) * (4 + (4 + 4) * most / RANKS)
         dense = traffic.dense[0] / 2
         expected = dense if is_dense else coo
         np.testing.assert_allclose(traffic.push.payload[0], expected, rtol=1e-5)

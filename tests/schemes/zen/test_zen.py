@@ -40,10 +40,7 @@ def program(name, n, size=SIZE):
         return done.state, done.traffic.wire - done.traffic.scalars, done.total
 
     step = helpers.shard_map(
-        run,
-        mesh=helpers.mesh_of(n),
-        in_specs=(P(), P("data")),
-        out_specs=P(),
+        run, mesh=helpers.mesh_of(n), in_specs=(P(), P("data")), out_specs=P()
     )
     state = helpers.first_state(scheme, jax.ShapeDtypeStruct((size,), jnp.float32), n)
     everywhere = jax.NamedSharding(helpers.mesh_of(n), P())

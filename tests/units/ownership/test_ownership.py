@@ -12,11 +12,7 @@ from sparsejax.units.ownership import Contiguous, MurmurHash, StripedHash
 from tests import helpers
 
 
-RULES = {
-    "striped": StripedHash(seed=7),
-    "murmur": MurmurHash(),
-    "contiguous": Contiguous(),
-}
+RULES = {"striped": StripedHash(seed=7), "murmur": MurmurHash(), "contiguous": Contiguous()}
 # 1003 units, which none of these ranks but one divide; and fewer units than ranks.
 SIZES_AND_RANKS = [(1003, 8), (2, 16)]
 MORE_OF_THEM = [(1003, 1), (1003, 7)]
