@@ -3,9 +3,10 @@
 `lax.cond` and `lax.switch` require results of equal types from all branches. A type says
 over which mesh axes a value varies (`pallas_kernels.types`), and branches differ in that if
 one of them has a collective: `cond` and `switch` here make each result vary over the union
-of its axes in all branches. Four helpers are here, too: `together` is an optimization
-barrier, `at_number` indexes without a test of the range, `alone` prevents a fusion by a
-branch that is always taken, and `hidden` makes kernels equal by such a branch.
+of its axes in all branches, and give it the first sharding by Explicit axes that it has in
+any. Four helpers are here, too: `together` is an optimization barrier, `at_number` indexes
+without a test of the range, `alone` prevents a fusion by a branch that is always taken, and
+`hidden` makes kernels equal by such a branch.
 """
 
 from collections import Counter
@@ -65,7 +66,8 @@ def _of_one_type(traced):
     shapes = [shape for _, shape in traced]
     union = lambda *results: frozenset[str]().union(*map(varying_axes, results))
     types = jax.tree.map(union, *shapes)
-
+    of_each = zip(*(program.out_avals for program, _ in traced), strict=True)
+    shardings = list(map(_first_sharding, of_each))
     structure = jax.tree.structure(shapes[0])
     groups = _groups(jax.tree.leaves(shapes[0]), jax.tree.leaves(types))
 
@@ -73,12 +75,20 @@ def _of_one_type(traced):
         def run(*operands):
             leaves = jax_core.jaxpr_as_fun(program)(*jax.tree.leaves(operands))
             leaves = map(as_varying, leaves, jax.tree.leaves(types))
-            return _stacked(list(leaves), groups)
+            pairs = zip(leaves, shardings, strict=True)
+            leaves = [x if to is None else jax.reshard(x, to) for x, to in pairs]
+            return _stacked(leaves, groups)
 
         return run
 
     unpack = lambda done: jax.tree.unflatten(structure, _unstacked(done, groups))
     return [typed(program) for program, _ in traced], unpack
+
+
+def _first_sharding(types):
+    """Returns the first sharding of a result by Explicit axes, in any branch, or None."""
+    shardings = [x.sharding for x in types]
+    return next((x for x in shardings if any(part for part in x.spec)), None)
 
 
 def _groups(shapes: list[Any], types: list[Any]) -> list[list[int]]:

@@ -88,10 +88,7 @@ def _names_of(options):
 
 def _brief(value):
     """Returns the repr of a value without fields at their defaults, short if it is long."""
-    if type(value) in (
-        optax.GradientTransformation,
-        optax.GradientTransformationExtraArgs,
-    ):
+    if type(value) in (optax.GradientTransformation, optax.GradientTransformationExtraArgs):
         return f"{value.init.__qualname__.partition('.')[0]}(...)"
     text = repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -80,8 +80,8 @@ def sync(
     `update` takes two more arguments:
 
     * `weight=w`, a number that may differ by rank. A rank of weight 0 does not contribute,
-      whatever its gradient is. Chains that keep something by rank, a sparsifier or a lossy
-      scheme, refuse weights.
+      whatever its gradient is. Chains that keep something by rank, a sparsifier, a lossy
+      scheme or `accumulate`, refuse weights.
     * `ids={path: ids}`, the rows of a leaf that this rank's batch has read. The gradient of
       that leaf is then not searched for non-zero rows. The ids must include every row whose
       gradient is not zero: others are not sent. They are used for leaves whose unit is the

@@ -26,13 +26,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from sparsejax.axes import (
-    axis_names,
-    further_axes,
-    is_checking,
-    manual_axes,
-    varying_axes,
-)
+from sparsejax.axes import axis_names, further_axes, is_checking, manual_axes, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.wire.collectives import Wire
 

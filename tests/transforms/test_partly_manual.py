@@ -42,6 +42,8 @@ SYSTEMS = {
         1, axis_name="replica", **TABLE
     ),
     "skipping": lambda: sparsejax.skip_nonfinite(SYSTEMS["dgc"](), "replica"),
+    "accumulating": lambda: sparsejax.accumulate(sync(), 1, "replica"),
+    "warming": lambda: sparsejax.warm_up(SYSTEMS["dgc"](), 1),
 }
 
 
@@ -98,7 +100,7 @@ def lies(tree):
     return [x.sharding.devices_indices_map(x.shape) for x in jax.tree.leaves(tree)]
 
 
-EXACT = ("zen",)
+EXACT = ("zen", "accumulating")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,10 @@ EXACT = ("zen",)
     [
         ("zen", True, "explicit"),
         ("zen", True, "auto"),
+        ("accumulating", True, "explicit"),
         *helpers.slow(
+            ("skipping", True, "explicit"),
+            ("warming", False, "explicit"),
             ("dgc", True, "explicit"),
             ("dgc", False, "explicit"),
             ("skipping", True, "auto"),

@@ -65,6 +65,19 @@ def test_promotions_that_a_user_forbids_are_those_of_the_users_code():
         sparsejax.rows.settle(sparsejax.apply_updates(table, updates), state, adam)
 
 
+def test_a_weight_of_each_of_several_steps_is_refused():
+    tx, mesh = sparsejax.accumulate(gathering(), 2), helpers.mesh_of(N)
+    state = sparsejax.init(tx, PARAMS, mesh)
+
+    def step(x, state):
+        return tx.update({"w": x[0]}, state, PARAMS, weight=1.0)
+
+    specs = sparsejax.state_specs(state)
+    run = helpers.shard_map(step, mesh=mesh, in_specs=(P("data"), specs), out_specs=P())
+    with pytest.raises(errors.ArgumentError, match=r"given weight=.* Multiply the loss"):
+        jax.eval_shape(run, draw(1)[:, 0], state)
+
+
 @pytest.mark.parametrize("sends", [sparsejax.zen_sync, sparsejax.dense_sync])
 def test_no_array_outlives_its_trace(sends):
     """In a `shard_map` and under `jit`, by JAX's own check."""

@@ -11,15 +11,10 @@ import optax
 
 from sparsejax import arguments, axes, branches
 from sparsejax.axes import AxisName
+from sparsejax.errors import ArgumentError
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.pending import Period
-from sparsejax.state.per_rank import (
-    PerRank,
-    by_rank,
-    check_kind,
-    check_like,
-    check_ranks,
-)
+from sparsejax.state.per_rank import PerRank, by_rank, check_kind, check_like, check_ranks
 from sparsejax.transforms.described import described
 from sparsejax.transforms.entry import Entry
 from sparsejax.transforms.wrappers.common import checked, require_exchange
@@ -171,6 +166,12 @@ def accumulate(
         check_kind(state, AccumulateState, f"{name} (every={every})")
         if period is not None:
             period.check(state.period, name)
+        if extra.get("weight") is not None:
+            raise ArgumentError(
+                f"update of {name} (every={every}) was given weight=, and the gradients of "
+                f"{every} steps are sent as one, which has one weight. Multiply the loss "
+                "by the weight of the rank over the mean of all weights."
+            )
         extra.pop("ids", None)
         updates, (sums, inside) = entry.run(added, updates, state.pending, params)
 
