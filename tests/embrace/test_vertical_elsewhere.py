@@ -8,13 +8,7 @@ import pytest
 from flax import nnx
 
 import sparsejax
-from sparsejax.embrace import (
-    ColumnTable,
-    column_lookup,
-    horizontal,
-    lookahead,
-    rows_held,
-)
+from sparsejax.embrace import ColumnTable, column_lookup, horizontal, lookahead, rows_held
 from sparsejax.embrace.nnx import Embed
 from tests.helpers import grid, mesh_of
 

@@ -31,11 +31,7 @@ def tiny():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "methods",
-    [
-        ("data_parallel", "sparse_loco"),
-        ("streaming_diloco", "demo"),
-    ],
+    "methods", [("data_parallel", "sparse_loco"), ("streaming_diloco", "demo")]
 )
 def test_methods_learn_and_send_what_they_say(tmp_path, methods):
     sizes = ["--ranks", str(RANKS), "--steps", str(STEPS), "--every", str(EVERY)]

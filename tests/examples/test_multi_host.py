@@ -77,10 +77,7 @@ MPI = ["sh", FOLDER / "mpi.sh", 2, "--", "localhost:{port}", "--one-host", "meet
 @real
 @pytest.mark.parametrize(
     ("variables", "options", "line"),
-    [
-        (SLURM, 1, ["sh", FOLDER / "slurm.sh", *TRAIN]),
-        (OPEN_MPI, 2, MPI),
-    ],
+    [(SLURM, 1, ["sh", FOLDER / "slurm.sh", *TRAIN]), (OPEN_MPI, 2, MPI)],
     ids=["slurm", "open-mpi"],
 )
 def test_a_launchers_variables_are_enough(here, tmp_path, variables, options, line):

@@ -110,10 +110,7 @@ def test_what_differs_is_named_on_all_processes(told, name):
 def test_a_mesh_of_another_order_is_refused(told):
     mesh = helpers.mesh_of(2)
     turned = jax.make_mesh((2,), ("data",), devices=mesh.devices[::-1])
-    functions = [
-        *inits((chain(), PARAMS)),
-        *inits((chain(), PARAMS), mesh=turned),
-    ]
+    functions = [*inits((chain(), PARAMS)), *inits((chain(), PARAMS), mesh=turned)]
     (reason,) = refused(told(functions))
     assert reason.startswith("the order of devices is 0, 1 on host")
 
@@ -155,9 +152,7 @@ def test_bind_and_the_trainer_compare_too(told):
     ]
 
 
-def test_nobody_is_asked_where_nothing_is_made_or_the_mesh_is_one_process_own(
-    monkeypatch,
-):
+def test_nobody_is_asked_where_nothing_is_made_or_the_mesh_is_one_process_own(monkeypatch):
     tx, mesh = chain(), helpers.mesh_of(2)
     traced = lambda: jax.eval_shape(lambda p: sparsejax.init(tx, p, mesh), PARAMS)
     alone = lambda: sparsejax.init(tx, PARAMS, mesh)  # all of its devices are of process 0

@@ -291,10 +291,7 @@ def test_a_trainer_of_sharded_parameters_steps_as_numpy_does():
         off = x @ params["in"] @ params["out"] - y
         assert float(value) == pytest.approx(np.mean(off**2), rel=1e-5)
         slope = 2 * off / off.size
-        grads = {
-            "in": x.T @ slope @ params["out"].T,
-            "out": (x @ params["in"]).T @ slope,
-        }
+        grads = {"in": x.T @ slope @ params["out"].T, "out": (x @ params["in"]).T @ slope}
         gathered = jax.tree.map(lambda a, b: a + b / 2, gathered, grads)
         now = gathered if step % 2 else jax.tree.map(np.zeros_like, params)
         velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, now)

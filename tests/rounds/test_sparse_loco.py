@@ -34,8 +34,7 @@ def anchors(optimizer, given, values, over):
 
 
 @pytest.mark.parametrize(
-    ("values", "over"),
-    [("2bit", "senders"), *helpers.slow(("float32", "ranks"))],
+    ("values", "over"), [("2bit", "senders"), *helpers.slow(("float32", "ranks"))]
 )
 def test_five_rounds_are_those_of_the_formulas(values, over):
     given = model.batches(ROUNDS * EVERY)

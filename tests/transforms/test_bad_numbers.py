@@ -70,7 +70,7 @@ SYSTEMS = {
         lambda: optax.chain(
             sparsejax.dgc(0.05, memory=sparsejax.MomentumCorrection(0.9), min_size=100),
             sparsejax.zen_sync(reduce="sum"),
-        ),
+        )
     ),
     "OkTopk": Case(summing(schemes.OkTopk(0.05, threshold_every=4))),
 }

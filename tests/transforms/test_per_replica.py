@@ -104,10 +104,7 @@ SYNCS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "name"),
-    [
-        ("dense", "replicated"),
-        *helpers.slow(("zen", "zero"), ("guarded", "sharded")),
-    ],
+    [("dense", "replicated"), *helpers.slow(("zen", "zero"), ("guarded", "sharded"))],
 )
 def test_a_model_trains_on_auto_axes_as_by_dense_sums(sync, name):
     params, state, losses = run(SYNCS[sync](), SPECS[name])

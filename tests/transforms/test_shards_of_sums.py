@@ -107,10 +107,7 @@ def test_any_scheme_sums_to_pieces(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "where"),
-    [("dgc", "minor"), ("ok_topk", "columns")],
-)
+@pytest.mark.parametrize(("name", "where"), [("dgc", "minor"), ("ok_topk", "columns")])
 def test_what_a_rank_leaves_out_is_of_the_whole_parameter(name, where):
     tx = {
         "dgc": optax.chain(

@@ -520,9 +520,7 @@ def model():
     return {"w": np.ones(2, np.float32)}
 
 
-def test_the_command_ends_with_1_where_something_is_wrong_and_2_where_it_is_misused(
-    capsys,
-):
+def test_the_command_ends_with_1_where_something_is_wrong_and_2_where_it_is_misused(capsys):
     line = ["doctor", "tests.advise.doctor.test_findings:model", "--gradient"]
     assert command.main([*line, "tests.advise.doctor.test_findings:summed"]) == 1
     printed = capsys.readouterr().out

@@ -15,10 +15,7 @@ from tests.helpers import mesh_of
 
 
 STEPS = 3
-OPTIMIZERS = {
-    "adam": optax.adamw(1e-2),
-    "adagrad": optax.adagrad(0.1),
-}
+OPTIMIZERS = {"adam": optax.adamw(1e-2), "adagrad": optax.adagrad(0.1)}
 SYNC = {"dense": sparsejax.dense_sync(), "zen": sparsejax.zen_sync(rules={".": "sparse"})}
 
 
@@ -46,11 +43,7 @@ def trained(n, optimizer, order, sync="dense", steps=STEPS):
 
 
 @pytest.mark.parametrize(
-    ("n", "optimizer", "sync"),
-    [
-        (2, "adam", "dense"),
-        *helpers.slow((4, "adagrad", "zen")),
-    ],
+    ("n", "optimizer", "sync"), [(2, "adam", "dense"), *helpers.slow((4, "adagrad", "zen"))]
 )
 def test_it_is_training_without_it(n, optimizer, sync):
     """At every step the loss is, and behind a flush all parameters and states are."""
