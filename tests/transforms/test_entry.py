@@ -86,9 +86,7 @@ WAYS = {"typed": summed, "stacked": stacked}
     [
         ("zen", "two", "stacked"),
         *helpers.slow(
-            # With tables, by hops, over two fast axes, and of what is not sharded.
-            ("balanced_algorithm_1", "fsdp", "typed"),
-            ("hierarchical", "fsdp", "typed"),
+            # By owners over two fast axes, and of what is not sharded.
             ("balanced", "two", "typed"),
             ("all_reduce", "whole", "typed"),
             ("ag_sparse", "whole", "stacked"),
