@@ -108,7 +108,6 @@ EXACT = ("zen",)
         ("zen", True, "auto"),
         *helpers.slow(
             ("dgc", True, "explicit"),
-            ("dgc", False, "explicit"),
             ("skipping", True, "auto"),
             ("spardl", False, "auto"),
             ("power_sgd", True, "auto"),

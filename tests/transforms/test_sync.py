@@ -109,16 +109,6 @@ def reference(steps=3):
     return jax.tree.map(np.asarray, params)
 
 
-@pytest.mark.slow  # as one of tests/test_smoke.py
-def test_zen_sync_trains_as_the_mean_gradient_does():
-    params, state = train(optax.chain(zen(), optimizer()), check_vma=False)[-1]
-    assert_same(params, reference())
-    metrics = sparsejax.metrics(state)
-    assert (
-        metrics["sync/embedding/wire_bytes"] < 0.1 * metrics["sync/embedding/dense_bytes"]
-    )
-
-
 def test_rows_that_were_not_named_are_not_sent():
     """The ids are believed: this is what would go wrong with too few of them."""
     tx = gathering()
