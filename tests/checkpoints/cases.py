@@ -1,6 +1,8 @@
 """States of all kinds that checkpoints hold, in the middle of a training."""
 
+import contextlib
 import functools
+import resource
 import zlib
 
 import jax
@@ -150,3 +152,14 @@ def refused(match, function, *args, error=CheckpointError, **options):
     assert "\n" not in sentence
     assert sentence.rstrip().endswith((".", ")"))
     return sentence
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file can grow beyond a few bytes, which is how a full disk shows itself."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -164,20 +164,3 @@ def test_a_rank_with_a_nan_is_left_out_by_itself_or_with_all(guard):
     if guard == "all":
         assert int(sparsejax.metrics(run.state)["skip/skipped"]) == 1
         assert not np.asarray(run.state.inner.offset.value["w"]).any()
-
-
-def test_a_forecast_is_of_one_exchange_a_round():
-    network = sparsejax.Network(1, 200)
-    shapes = {"w": jax.ShapeDtypeStruct((300, 300), np.float32)}
-    of = lambda tx: sparsejax.explain(tx, shapes, ranks=8, network=network)
-    rounds = of(sparsejax.local_steps(optax.adam(1e-3), every=30))
-    assert "An exchange is at every 30 steps" in str(rounds)
-
-
-def test_forecasts_for_narrow_parameters_are_of_wide_differences():
-    """What is exchanged is float32, also where parameters are bfloat16."""
-    tx, network = sparsejax.local_steps(optax.sgd(0.05), every=2), sparsejax.Network(1, 50)
-    of = lambda dtype: sparsejax.explain(
-        tx, model.first(dtype), ranks=RANKS, network=network
-    )
-    assert str(of(jnp.bfloat16)) == str(of(np.float32))

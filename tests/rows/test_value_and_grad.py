@@ -85,20 +85,6 @@ def test_auxiliary_outputs_and_other_arguments_are_handed_on():
     assert grads["table"].capacity == IDS.size
 
 
-def test_two_tables_of_which_one_is_tied():
-    def loss(p, ids):
-        h = take(p["user"], ids[:, 0]) * take(p["item"], ids[:, 1])
-        return jax.nn.log_softmax(h @ p["item"].T).sum()
-
-    table = cases.params()["table"]
-    (value, grads), (want_value, want) = both(
-        loss, {"user": table, "item": table + 1}, jnp.asarray(IDS)
-    )
-    assert is_row_grads(grads["user"])
-    assert not is_row_grads(grads["item"])
-    assert_close((value, to_dense(grads)), (want_value, want))
-
-
 def test_flax_nnx():
     class Model(nnx.Module):
         def __init__(self):

@@ -15,7 +15,6 @@ from sparsejax.transforms import PerReplica
 from tests import helpers
 
 
-SHAPE = (64, 128)
 ROWS, WIDTH, CLASSES, BATCH, LENGTH = 2048, 32, 64, 16, 8
 
 

@@ -94,20 +94,6 @@ def test_evaluation_applies_what_is_carried():
 
 
 @pytest.mark.slow
-def test_an_order_that_was_found_is_the_order_given():
-    found = trained(2, "adam", None)
-    given = trained(2, "adam", ORDER)
-    np.testing.assert_allclose(found[0], given[0], rtol=1e-6)
-    assert list(found[1][0].opt_state.blocks) == [
-        "head",
-        "layers/0",
-        "layers/1",
-        "norm",
-        "words",
-    ]
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:sparsejax.lookup of a table")
 def test_a_flush_catches_up_rows_of_tables_that_are_not_carried():
     """Those of `at_once` that `lazy` updates, where `embrace_sync` holds nothing back."""
