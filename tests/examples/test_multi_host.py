@@ -100,12 +100,12 @@ def test_a_launchers_variables_are_enough(here, tmp_path, variables, options, li
 def test_an_example_is_a_job(here, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHON", sys.executable)
     monkeypatch.setenv("ONE_HOST", "1")
-    line = [*tiny.text(tmp_path), "--devices", "0", "--sync", "rows", "--save-every", "2"]
+    line = [*tiny.text(tmp_path), "--devices", "0", "--sync", "dense", "--save-every", "2"]
     line += ["--checkpoint", str(tmp_path / "kept"), "--json", "--steps", "3"]
     texts = by_hand("examples.language_model", *line)
-    assert json.loads(texts[0].splitlines()[-1])["rows"]["replicas_equal"]
-    assert "rows" not in texts[1]  # one process reports
-    assert {path.name for path in (tmp_path / "kept" / "rows").iterdir()} == {"2", "3"}
+    assert json.loads(texts[0].splitlines()[-1])["dense"]["replicas_equal"]
+    assert "dense" not in texts[1]  # one process reports
+    assert {path.name for path in (tmp_path / "kept" / "dense").iterdir()} == {"2", "3"}
 
 
 def by_hand(*line):

@@ -165,7 +165,6 @@ def held(state):
     [
         ("kept", False),
         *helpers.slow(
-            ("by_shard", True),
             ("together", False),
             ("zen_every", True),
             ("partition", False),
