@@ -30,15 +30,13 @@ def params_of(mesh, by_columns=False):
     return params | {"table": jnp.zeros(TABLE)}
 
 
-def sparsified(every=None, reduce="mean", sparsifier=None):
+def sparsified(every=None, sparsifier=None):
     inside = optax.chain(
         sparsifier or sparsejax.top_k(0.1, min_size=1),
-        sparsejax.zen_sync(reduce=reduce),
+        sparsejax.zen_sync(),
         optax.adam(1e-2),
     )
-    if every is None:
-        return inside
-    return sparsejax.accumulate(inside, every=every, reduce=reduce)
+    return inside if every is None else sparsejax.accumulate(inside, every=every)
 
 
 # What makes a state, by name.

@@ -383,7 +383,7 @@ def test_errors_name_what_to_do(make, error, match):
         make()
 
 
-def updated(tx, check_vma=True):
+def updated(tx):
     """Traces a step in the same shard_map as the init."""
 
     def step(grads):
@@ -392,12 +392,8 @@ def updated(tx, check_vma=True):
 
     specs = {name: P("data", *spec) for name, spec in SPECS.items()}
     grads = {name: np.ones((DATA, *shape), np.float32) for name, shape in SHAPES.items()}
-    return jax.eval_shape(
-        helpers.shard_map(
-            step, mesh=mesh_of(), in_specs=(specs,), out_specs=SPECS, check_vma=check_vma
-        ),
-        grads,
-    )
+    run = helpers.shard_map(step, mesh=mesh_of(), in_specs=(specs,), out_specs=SPECS)
+    return jax.eval_shape(run, grads)
 
 
 @pytest.mark.parametrize("options", [{"global_": True}, *helpers.slow({"clip_norm": 1.0})])
