@@ -134,8 +134,7 @@ def train(tx, mesh, check_vma, grads):
         assert_replicated(after)
         found.append(jax.tree.map(np.asarray, updates))
         saved = jax.tree.map(np.asarray, after)
-        placed = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
-        state = jax.tree.map(placed, saved, specs)
+        state = helpers.placed(saved, mesh, specs)
     return {name: np.stack([x[name] for x in found]) for name in grads}, state
 
 

@@ -125,6 +125,15 @@ def scan_that_changes_the_table(look, p, ids):
     return lax.scan(turn, p["table"] + nothing(ids), ids)[1].sum()
 
 
+@case(rows=None)
+def scan_that_replaces_the_table(look, p, ids):
+    def turn(table, ids):
+        other = jnp.ones((HEIGHT, WIDTH)) + nothing(ids)
+        return other, score(look, {**p, "table": table}, ids)
+
+    return lax.scan(turn, p["table"] + nothing(ids), ids)[1].sum()
+
+
 @case(rows=6)
 def scan_over_the_table_without_a_gradient(look, p, ids):
     def turn(carry, row):
@@ -167,6 +176,17 @@ def remat(look, p, ids):
 
 
 @case(rows=6)
+def remat_that_scales_and_returns(look, p, ids):
+    def inner(table, scale, ids):
+        scaled = table * jnp.sin(scale)
+        return score(look, {**p, "table": scaled}, ids), scaled, table
+
+    value, scaled, table = jax.checkpoint(inner)(p["table"], p["scale"], ids)
+    seen = lax.stop_gradient(scaled).sum() + lax.stop_gradient(table).max()
+    return value * seen + (take(table, ids[:0]) ** 2).sum()
+
+
+@case(rows=6)
 def scan_of_remat(look, p, ids):
     turn = jax.checkpoint(lambda carry, ids: (carry * 0.5 + score(look, p, ids), None))
     return lax.scan(turn, nothing(ids), ids)[0]
@@ -176,6 +196,13 @@ def scan_of_remat(look, p, ids):
 def vmap_along_other_axes(look, p, ids):
     read = lambda ids: jnp.sin(look(p["table"], ids))
     return (jax.vmap(read, in_axes=1, out_axes=1)(ids) @ p["w"]).sum()
+
+
+@case(rows=None)
+def vmap_over_tables(look, p, ids):
+    tables = jnp.stack([p["table"], 2 * p["table"]])
+    read = jax.vmap(take)(tables, ids[:2])
+    return (jnp.sin(read) @ p["w"]).sum()
 
 
 @case(rows=7)
@@ -207,6 +234,12 @@ def scan_of_switch(look, p, ids):
 def cond_that_returns_the_table(look, p, ids):
     one = lambda table: 2.0 * table
     table = lax.cond(ids[0, 0] > 0, one, lambda table: table + 1.0, p["table"])
+    return score(take, {**p, "table": table}, ids) + score(take, p, ids[0])
+
+
+@case(rows=None)
+def remat_that_returns_what_it_has_scaled(look, p, ids):
+    table = jax.checkpoint(lambda table, scale: table * scale)(p["table"], p["scale"])
     return score(take, {**p, "table": table}, ids) + score(take, p, ids[0])
 
 

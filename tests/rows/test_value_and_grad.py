@@ -19,8 +19,9 @@ from tests.rows.cases import CASES, IDS, take
 # What consists of other cases, or differs from one by little.
 LONG = ["cast_in_jit", "cond_that_returns_the_table", "copied_and_named", "hard_negatives"]
 LONG += ["fill_behind_a_scale", "indices_and_slices", "scan_in_scan", "scan_of_remat"]
+LONG += ["remat_that_returns_what_it_has_scaled", "remat_that_scales_and_returns"]
 LONG += ["scan_of_switch", "scan_over_the_table_without_a_gradient"]
-LONG += ["several_rows_each_or_none"]
+LONG += ["scan_that_replaces_the_table", "several_rows_each_or_none", "vmap_over_tables"]
 
 
 @jax.jit
