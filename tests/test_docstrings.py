@@ -25,7 +25,6 @@ ORDER = [
 ]
 HEADING = re.compile(rf"^({'|'.join(ORDER)}):$", re.M)
 LISTED = public.listed()
-FUNCTIONS = {name: value for name, value in LISTED.items() if inspect.isroutine(value)}
 CLASSES = {
     name: value
     for name, value in LISTED.items()

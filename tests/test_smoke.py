@@ -40,10 +40,7 @@ def test_zen_sync_in_a_chain():
         return tx.update(grads, state, params)
 
     step = helpers.shard_map(
-        step,
-        mesh=mesh_of(4),
-        in_specs=(P("data"), specs),
-        out_specs=(P(), specs),
+        step, mesh=mesh_of(4), in_specs=(P("data"), specs), out_specs=(P(), specs)
     )
     updates, state = jax.jit(step)(jnp.arange(4.0), state)
     np.testing.assert_allclose(updates["embedding"][:100], -1e-3, rtol=1e-4)

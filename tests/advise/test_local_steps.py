@@ -32,6 +32,7 @@ def test_an_exchange_is_counted_once_in_a_round():
     once = 2 * (RANKS - 1) / RANKS * SIZE * 4  # float32 or wider, whatever parameters are
     assert sum(row.sent_bytes for row in found.rows) == pytest.approx(once)
     assert found.step_bytes == pytest.approx(once / EVERY)
+    assert "An exchange is at every 30 steps" in str(found)
     plain = sparsejax.explain(
         sparsejax.dense_sync(),
         {**SHAPES, "kernel": jax.ShapeDtypeStruct((512, 512), np.float32)},

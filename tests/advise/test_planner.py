@@ -330,9 +330,7 @@ def test_a_plan_for_another_tree_is_refused_before_anything_is_sent():
     refused("no entry for 'new'", first, more)
     other = {**grads, "bias": np.zeros((N, 300), np.float32)}
     refused(
-        r"in the plan 'bias' is float32\[256\], in the tree float32\[300\]",
-        first,
-        other,
+        r"in the plan 'bias' is float32\[256\], in the tree float32\[300\]", first, other
     )
 
 

@@ -46,10 +46,7 @@ def test_it_says_what_was_sent():
 @pytest.mark.slow
 def test_residuals_and_left_out_steps_are_told():
     tx = sparsejax.skip_nonfinite(
-        optax.chain(
-            sparsejax.top_k(0.1, min_size=100),
-            sparsejax.dense_sync(),
-        )
+        optax.chain(sparsejax.top_k(0.1, min_size=100), sparsejax.dense_sync())
     )
     x = np.ones((2, 2, 512, 8), np.float32)
     x[1, 1, 3, 3] = np.nan

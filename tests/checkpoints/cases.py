@@ -1,6 +1,8 @@
 """States of all kinds that checkpoints hold, in the middle of a training."""
 
+import contextlib
 import functools
+import resource
 import zlib
 
 import jax
@@ -28,15 +30,13 @@ def params_of(mesh, by_columns=False):
     return params | {"table": jnp.zeros(TABLE)}
 
 
-def sparsified(every=None, reduce="mean", sparsifier=None):
+def sparsified(every=None, sparsifier=None):
     inside = optax.chain(
         sparsifier or sparsejax.top_k(0.1, min_size=1),
-        sparsejax.zen_sync(reduce=reduce),
+        sparsejax.zen_sync(),
         optax.adam(1e-2),
     )
-    if every is None:
-        return inside
-    return sparsejax.accumulate(inside, every=every, reduce=reduce)
+    return inside if every is None else sparsejax.accumulate(inside, every=every)
 
 
 # What makes a state, by name.
@@ -150,3 +150,14 @@ def refused(match, function, *args, error=CheckpointError, **options):
     assert "\n" not in sentence
     assert sentence.rstrip().endswith((".", ")"))
     return sentence
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file can grow beyond a few bytes, which is how a full disk shows itself."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.advise.doctor.test_processes import outputs
 from tests.helpers import processes
 
 
@@ -18,17 +19,10 @@ def test_what_is_damaged_for_one_process_is_refused_by_all(tmp_path):
     address = processes.free_address()
     folder = tmp_path / "lr=[0.1]" / "5"
     jobs = [processes.fork(WORKER, folder, address, rank) for rank in (0, 1)]
-    outputs = []
-    try:
-        for job in jobs:
-            outputs.append(job.communicate(timeout=processes.TIMEOUT / 2)[0])
-    finally:
-        for job in jobs:
-            job.kill()
-            job.wait()
-    assert [job.returncode for job in jobs] == [0, 0], outputs
+    told = outputs(jobs)
+    assert [job.returncode for job in jobs] == [0, 0], told
     cases = re.compile(r"^([a-z ]+ \d|another tree|at last): (.*)$", re.M)
-    first, second = (dict(cases.findall(output)) for output in outputs)
+    first, second = (dict(cases.findall(output)) for output in told)
     alike = lambda cases: {k: v for k, v in cases.items() if not k.startswith("full")}
     assert alike(first) == alike(second)
     # Row 0 is read by process 1, and row 1 by process 0.

@@ -1,7 +1,5 @@
 """A checkpoint is written whole or not at all, and only of what is a state."""
 
-import contextlib
-import resource
 import subprocess
 import sys
 
@@ -15,7 +13,7 @@ import sparsejax
 from sparsejax.checkpoints import storage
 from sparsejax.errors import ArgumentError, StateError
 from tests import helpers
-from tests.checkpoints.cases import LIKE, STATE, refused
+from tests.checkpoints.cases import LIKE, STATE, full_disk, refused
 
 
 pytest.importorskip("orbax.checkpoint")
@@ -69,17 +67,6 @@ def test_one_takes_the_place_of_another(saved):
     sparsejax.save(saved, other, replace=True)
     np.testing.assert_array_equal(sparsejax.restore(saved, LIKE)["w"], other["w"])
     assert [path.name for path in saved.parent.iterdir()] == ["2"]
-
-
-@contextlib.contextmanager
-def full_disk():
-    """No file can grow beyond a few bytes, which is how a full disk shows itself."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_leaves_the_last_good_one(saved):

@@ -249,11 +249,7 @@ def test_what_an_optimizer_computes_over_columns_of_one_rank_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    "norm",
-    [
-        lambda x: jnp.vdot(x, x),
-        lambda x: jnp.max(jnp.abs(x.T @ x)),
-    ],
+    "norm", [lambda x: jnp.vdot(x, x), lambda x: jnp.max(jnp.abs(x.T @ x))]
 )
 def test_a_norm_is_seen_however_it_is_computed(norm):
     with pytest.raises(ArgumentError, match=r"columns of the table 'items'"):

@@ -8,12 +8,12 @@ import optax
 import pytest
 from flax import linen, nnx
 from flax.training.train_state import TrainState
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.embrace import ColumnTable, linen as of_linen, nnx as of_nnx
 from sparsejax.state import sharded, tree
-from tests.helpers import mesh_of, shard_map
+from tests.helpers import mesh_of, placed, shard_map
 
 
 ROWS, DIM = 30, 5
@@ -33,8 +33,7 @@ def trained(step, state, specs, steps=3):
         )
     )
     losses = []
-    place = lambda x, spec: jax.device_put(x, NamedSharding(MESH, spec))
-    state, ids = jax.tree.map(place, state, specs), place(BATCH, P("data"))
+    state, ids = placed((state, BATCH), MESH, (specs, P("data")))
     for _ in range(steps):
         state, loss = mapped(state, ids)
         losses.append(np.asarray(loss))

@@ -8,13 +8,7 @@ import pytest
 from flax import nnx
 
 import sparsejax
-from sparsejax.embrace import (
-    ColumnTable,
-    column_lookup,
-    horizontal,
-    lookahead,
-    rows_held,
-)
+from sparsejax.embrace import ColumnTable, column_lookup, horizontal, lookahead, rows_held
 from sparsejax.embrace.nnx import Embed
 from tests.helpers import grid, mesh_of
 
@@ -30,8 +24,9 @@ def entropy(logits, ids):
 
 
 def of_nnx():
-    mesh, rngs = mesh_of(2), nnx.Rngs(0)
-    embed = Embed(ROWS, DIM, mesh, rngs=rngs)
+    """On a mesh with another axis."""
+    mesh, rngs = grid(data=2, model=2), nnx.Rngs(0)
+    embed = Embed(ROWS, DIM, mesh, "data", rngs=rngs)
     graph, params = nnx.split(nnx.Sequential(embed, nnx.Linear(DIM, 4, rngs=rngs)))
     loss_fn = lambda params, ids: entropy(nnx.merge(graph, params)(ids), ids)
     return loss_fn, params, mesh, "data"
@@ -52,9 +47,8 @@ def by_hand(mesh, axis_name, dtype=np.float32):
 
 
 KINDS = {
-    "nnx": of_nnx,
+    "nnx, beside another axis": of_nnx,
     "blocks are carried": lambda: by_hand(mesh_of(2), "data"),
-    "beside another axis": lambda: by_hand(grid(data=2, model=2), "data"),
     "over two axes, in bfloat16": lambda: by_hand(
         grid(data=2, model=2), ("data", "model"), jnp.bfloat16
     ),

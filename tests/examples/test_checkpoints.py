@@ -1,28 +1,15 @@
 """A state comes back as it was, or the script ends with a sentence and nothing is lost."""
 
-import contextlib
-import resource
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from examples.common.checkpoints import Checkpoints
+from tests.checkpoints.cases import full_disk
 from tests.examples.tiny import refused
 
 
 ABOUT = {"--sync": "rows", "--seed": 2}
-
-
-@contextlib.contextmanager
-def full_disk():
-    """No file can grow beyond a few bytes, which is how a full disk shows itself."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def state(value):

@@ -161,22 +161,3 @@ def test_the_command_line_shows_losses_and_bytes(monkeypatch, capsys):
         with pytest.raises(SystemExit):
             decoder_hsdp.main(wrong)
         assert sentence in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "groups", "axes"),
-    [
-        ("replica_groups={{0,2},{1,3}}, dimensions={0}", [[0, 2], [1, 3]], REPLICA),
-        ("replica_groups=[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]], REPLICA),
-        (
-            "replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}",
-            [[0, 2], [1, 3]],
-            REPLICA,
-        ),
-        ("replica_groups={}, to_apply=%add", [[0, 1, 2, 3]], REPLICA | FSDP),
-        ("source_target_pairs={{0,1},{2,3}}", [[0, 1], [2, 3]], FSDP),
-    ],
-)
-def test_the_axes_of_a_collective_are_read_from_its_groups(text, groups, axes):
-    assert helpers.groups_of(text, 4) == groups
-    assert helpers.axes_of(text, helpers.grid(replica=2, fsdp=2)) == axes

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.advise.doctor.test_processes import outputs
 from tests.helpers import processes
 
 
@@ -14,10 +15,7 @@ RECIPES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
 def run(recipe, folder):
     """What a recipe prints, run in a folder of its own, in which it may leave files."""
     process = processes.fork(f"examples.recipes.{recipe}", folder=folder)
-    try:
-        printed, _ = process.communicate(timeout=300)
-    finally:
-        process.kill()
+    (printed,) = outputs([process])
     assert process.returncode == 0, printed
     return printed
 

@@ -16,7 +16,7 @@ from tests.examples import tiny
 
 
 pytestmark = pytest.mark.slow
-STEPS, STOPPED = 20, 18
+STEPS, STOPPED = 12, 10
 SINCE = [*range(STOPPED + 1, STEPS + 1)]
 HERE = [name for name in tiny.EXAMPLES if name not in ("click_model", "translation")]
 
@@ -35,7 +35,7 @@ def compile_once(monkeypatch):
 def test_a_run_agrees_with_the_dense_one_and_one_that_was_stopped_goes_on(
     name, monkeypatch, tmp_path, capsys
 ):
-    """Twenty steps by each synchronization, and the last two of one of them once more."""
+    """Twelve steps by each synchronization, and the last two of one of them once more."""
     compile_once(monkeypatch)
     monkeypatch.setattr(digits_vgg, "WARM_UP", 8)
     states, syncs = tmp_path / "states", tiny.EXAMPLES[name].syncs
@@ -76,7 +76,7 @@ def assert_trained_alike(name, runs):
     for sync in others:
         assert runs[sync].sent["sync/wire_bytes"] <= runs[dense].sent["sync/wire_bytes"]
         if sync in tiny.LOSSLESS:
-            # Sums in another order, twenty times: some units in the last place of a loss.
+            # Sums in another order, twelve times: some units in the last place of a loss.
             np.testing.assert_allclose(runs[sync].losses, want, rtol=1e-4)
         else:
             assert np.abs(runs[sync].losses - want).max() > 1e-6

@@ -84,11 +84,7 @@ def test_the_step_refuses_them_too():
 
 @pytest.mark.parametrize(
     "between",
-    [
-        optax.clip_by_global_norm(1.0),
-        optax.add_decayed_weights(0.1),
-        optax.scale_by_adam(),
-    ],
+    [optax.clip_by_global_norm(1.0), optax.add_decayed_weights(0.1), optax.scale_by_adam()],
 )
 def test_what_fails_between_a_sparsifier_and_its_synchronization(between):
     tx = optax.chain(top_k(), between, sparsejax.zen_sync())

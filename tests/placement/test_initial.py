@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -108,26 +107,6 @@ def test_arrays_in_containers_of_another_framework_say_where_they_are():
     known = jax.tree.leaves(sparsejax.state_specs(state))
     short = lambda spec: tuple(spec)[: sum(part is not None for part in spec)]
     assert [short(spec) for spec in specs.values()] == [short(spec) for spec in known]
-
-
-@pytest.mark.slow
-def test_checkpoint_manager_restores_into_a_target(tmp_path):
-    ranks = 2 * N
-    ocp = pytest.importorskip("orbax.checkpoint")
-    tx, mesh = chain(), helpers.mesh_of(N)
-    saved = sparsejax.init(tx, PARAMS, helpers.mesh_of(ranks))
-    saved = jax.tree.map(lambda x: x + 1 if x.dtype == jnp.float32 else x, saved)
-    with ocp.CheckpointManager(tmp_path) as manager:
-        manager.save(3, args=ocp.args.StandardSave(saved))
-        manager.wait_until_finished()
-        target = sparsejax.abstract_state(tx, PARAMS, mesh, ranks=ranks)
-        state = manager.restore(3, args=ocp.args.StandardRestore(target))
-    assert places(state) == places(target)
-    for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(saved), strict=True):
-        np.testing.assert_array_equal(x, y)
-    moved = sparsejax.resized(state, like=sparsejax.init(tx, PARAMS, mesh))
-    held = np.asarray(sparsejax.residuals(moved)["table"])
-    np.testing.assert_allclose(held.sum(0), N)
 
 
 def test_a_state_in_place_is_compiled_for_once():

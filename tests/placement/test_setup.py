@@ -124,10 +124,7 @@ def test_options_of_xla_are_settings_but_for_dumps(monkeypatch):
 def test_a_mesh_of_another_order_is_refused(told):
     mesh = helpers.mesh_of(2)
     turned = jax.make_mesh((2,), ("data",), devices=mesh.devices[::-1])
-    functions = [
-        *inits((chain(), PARAMS)),
-        *inits((chain(), PARAMS), mesh=turned),
-    ]
+    functions = [*inits((chain(), PARAMS)), *inits((chain(), PARAMS), mesh=turned)]
     (reason,) = refused(told(functions))
     assert reason.startswith("the order of devices is 0, 1 on host")
 
@@ -169,9 +166,7 @@ def test_bind_and_the_trainer_compare_too(told):
     ]
 
 
-def test_nobody_is_asked_where_nothing_is_made_or_the_mesh_is_one_process_own(
-    monkeypatch,
-):
+def test_nobody_is_asked_where_nothing_is_made_or_the_mesh_is_one_process_own(monkeypatch):
     tx, mesh = chain(), helpers.mesh_of(2)
     traced = lambda: jax.eval_shape(lambda p: sparsejax.init(tx, p, mesh), PARAMS)
     alone = lambda: sparsejax.init(tx, PARAMS, mesh)  # all of its devices are of process 0

@@ -134,8 +134,7 @@ def train(tx, mesh, check_vma, grads):
         assert_replicated(after)
         found.append(jax.tree.map(np.asarray, updates))
         saved = jax.tree.map(np.asarray, after)
-        placed = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
-        state = jax.tree.map(placed, saved, specs)
+        state = helpers.placed(saved, mesh, specs)
     return {name: np.stack([x[name] for x in found]) for name in grads}, state
 
 
@@ -165,8 +164,6 @@ def held(state):
     [
         ("kept", False),
         *helpers.slow(
-            ("dgc", True),
-            ("by_shard", True),
             ("together", False),
             ("zen_every", True),
             ("partition", False),
@@ -291,10 +288,7 @@ def test_a_trainer_of_sharded_parameters_steps_as_numpy_does():
         off = x @ params["in"] @ params["out"] - y
         assert float(value) == pytest.approx(np.mean(off**2), rel=1e-5)
         slope = 2 * off / off.size
-        grads = {
-            "in": x.T @ slope @ params["out"].T,
-            "out": (x @ params["in"]).T @ slope,
-        }
+        grads = {"in": x.T @ slope @ params["out"].T, "out": (x @ params["in"]).T @ slope}
         gathered = jax.tree.map(lambda a, b: a + b / 2, gathered, grads)
         now = gathered if step % 2 else jax.tree.map(np.zeros_like, params)
         velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, now)
@@ -388,7 +382,7 @@ def test_errors_name_what_to_do(make, error, match):
         make()
 
 
-def updated(tx, check_vma=True):
+def updated(tx):
     """Traces a step in the same shard_map as the init."""
 
     def step(grads):
@@ -397,12 +391,8 @@ def updated(tx, check_vma=True):
 
     specs = {name: P("data", *spec) for name, spec in SPECS.items()}
     grads = {name: np.ones((DATA, *shape), np.float32) for name, shape in SHAPES.items()}
-    return jax.eval_shape(
-        helpers.shard_map(
-            step, mesh=mesh_of(), in_specs=(specs,), out_specs=SPECS, check_vma=check_vma
-        ),
-        grads,
-    )
+    run = helpers.shard_map(step, mesh=mesh_of(), in_specs=(specs,), out_specs=SPECS)
+    return jax.eval_shape(run, grads)
 
 
 @pytest.mark.parametrize("options", [{"global_": True}, *helpers.slow({"clip_norm": 1.0})])

@@ -96,8 +96,7 @@ def test_nothing_goes_over_the_slow_axis_within_a_round(kind):
 def test_a_sparsifier_keeps_what_it_leaves_out_by_rank_and_shard():
     """Over two rounds what ranks have moved is what the anchor was given, or a residual."""
     sync = optax.chain(
-        sparsejax.top_k(0.3, min_size=0, axis_name="replica"),
-        sparsejax.zen_sync("replica"),
+        sparsejax.top_k(0.3, min_size=0, axis_name="replica"), sparsejax.zen_sync("replica")
     )
     tx = sparsejax.local_steps(
         optax.sgd(0.05, momentum=0.9),

@@ -68,33 +68,6 @@ def test_anchors_are_equal_as_bytes_and_rest_within_a_round(check_vma):
     assert np.asarray(optax.tree.get(run.state.inner.value, "count")).tolist() == [8] * 3
 
 
-def test_nothing_is_sent_within_a_round_and_one_sum_at_its_end():
-    tx = sparsejax.local_steps(
-        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.02)), every=EVERY
-    )
-    mesh = helpers.mesh_of(RANKS)
-    params = helpers.placed(model.first(), mesh, P())
-    state = sparsejax.init(tx, params, mesh)
-    specs = sparsejax.state_specs(state)
-
-    def on_rank(params, state, batch):
-        own = sparsejax.local(params, "data", state)
-        grads = jax.grad(model.loss_fn)(own, batch)
-        return tx.update(grads, state, params)
-
-    step = jax.jit(
-        helpers.shard_map(
-            on_rank, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs)
-        )
-    )
-    given = model.batches(1)[0]
-    traced = helpers.collectives(jax.make_jaxpr(step)(params, state, given))
-    assert [(one.name, one.path) for one in traced] == [("psum", ("cond[1]",))]
-    compiled = step.lower(params, state, given).compile()
-    found = helpers.compiled_collectives(compiled, mesh)
-    assert [(one.opcode, one.path) for one in found] == [("all-reduce", ("conditional",))]
-
-
 def test_a_half_precision_anchor_has_offsets_in_float32():
     """Steps that are too small for bfloat16 add up within a round."""
     tx = sparsejax.local_steps(optax.sgd(1e-3), every=8, outer=optax.sgd(1.0))
@@ -164,20 +137,3 @@ def test_a_rank_with_a_nan_is_left_out_by_itself_or_with_all(guard):
     if guard == "all":
         assert int(sparsejax.metrics(run.state)["skip/skipped"]) == 1
         assert not np.asarray(run.state.inner.offset.value["w"]).any()
-
-
-def test_a_forecast_is_of_one_exchange_a_round():
-    network = sparsejax.Network(1, 200)
-    shapes = {"w": jax.ShapeDtypeStruct((300, 300), np.float32)}
-    of = lambda tx: sparsejax.explain(tx, shapes, ranks=8, network=network)
-    rounds = of(sparsejax.local_steps(optax.adam(1e-3), every=30))
-    assert "An exchange is at every 30 steps" in str(rounds)
-
-
-def test_forecasts_for_narrow_parameters_are_of_wide_differences():
-    """What is exchanged is float32, also where parameters are bfloat16."""
-    tx, network = sparsejax.local_steps(optax.sgd(0.05), every=2), sparsejax.Network(1, 50)
-    of = lambda dtype: sparsejax.explain(
-        tx, model.first(dtype), ranks=RANKS, network=network
-    )
-    assert str(of(jnp.bfloat16)) == str(of(np.float32))

@@ -257,12 +257,6 @@ def scaled_by_a_parameter(look, p, ids):
     return score(look, {**p, "table": -p["table"] * p["scale"] / 2.0}, ids)
 
 
-@case(rows=12)
-def scaled_between_two_lookups(look, p, ids):
-    changed = {**p, "table": jnp.tanh(p["table"])}
-    return score(look, p, ids) + score(look, changed, ids)
-
-
 @case(rows=6)
 def copied_and_named(look, p, ids):
     table = checkpoint_name(jnp.array(p["table"], copy=True), "table")
@@ -358,11 +352,6 @@ def stopped(look, p, ids):
 def hard_negatives(look, p, ids):
     h = look(p["table"], ids[:, 0])
     return (h * look(p["table"], jnp.argmax(h @ p["table"].T, -1))).sum()
-
-
-@case(rows=None)
-def behind_a_barrier(look, p, ids):
-    return score(take, lax.optimization_barrier(p), ids)
 
 
 @case(rows=None)

@@ -93,9 +93,6 @@ def test_rows_that_fit_and_rows_that_do_not_are_the_same_step(n, check_vma):
             np.testing.assert_allclose(after, found / (HEIGHT + 60), rtol=1e-6)
 
 
-TALL, IDS, SHORT = (10_000_000, 16), 16_384, 1_024
-
-
 @pytest.mark.slow
 def test_what_is_for_one_way_is_not_computed_for_the_other():
     """In front of the loops no list is summed up."""

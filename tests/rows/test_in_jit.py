@@ -277,7 +277,6 @@ def reference(chain):
 @pytest.mark.parametrize(
     ("where", "kind", "chain"),
     [
-        ("rows", "explicit", "lazy"),
         ("both", "auto", "lazy"),
         ("columns", "auto", "guarded"),
         ("rows", "auto", "clipped"),

@@ -59,7 +59,6 @@ def wanted(name):
         (True, True, [*NAMES, *WITH_BRANCHES]),
         *helpers.slow(
             (False, False, [*NAMES[:2], *WITH_BRANCHES]),
-            (False, True, NAMES),
             (True, False, MORE_NAMES),
         ),
     ],

@@ -18,11 +18,10 @@ from tests.rows.cases import CASES, IDS, take
 
 # What consists of other cases, or differs from one by little.
 LONG = ["cast_in_jit", "cond_that_returns_the_table", "copied_and_named", "hard_negatives"]
-LONG += ["behind_a_barrier", "fill_behind_a_scale", "indices_and_slices", "scan_in_scan"]
+LONG += ["fill_behind_a_scale", "indices_and_slices", "scan_in_scan", "scan_of_remat"]
 LONG += ["remat_that_returns_what_it_has_scaled", "remat_that_scales_and_returns"]
-LONG += ["scaled_between_two_lookups", "scan_over_the_table_without_a_gradient"]
-LONG += ["scan_of_remat", "scan_of_switch", "scan_that_replaces_the_table"]
-LONG += ["several_rows_each_or_none", "vmap_over_tables"]
+LONG += ["scan_of_switch", "scan_over_the_table_without_a_gradient"]
+LONG += ["scan_that_replaces_the_table", "several_rows_each_or_none", "vmap_over_tables"]
 
 
 @jax.jit
@@ -83,20 +82,6 @@ def test_auxiliary_outputs_and_other_arguments_are_handed_on():
         del one["how"], one["size"]
     assert_close((value, aux, to_dense(grads)), (want_value, want_aux, want))
     assert grads["table"].capacity == IDS.size
-
-
-def test_two_tables_of_which_one_is_tied():
-    def loss(p, ids):
-        h = take(p["user"], ids[:, 0]) * take(p["item"], ids[:, 1])
-        return jax.nn.log_softmax(h @ p["item"].T).sum()
-
-    table = cases.params()["table"]
-    (value, grads), (want_value, want) = both(
-        loss, {"user": table, "item": table + 1}, jnp.asarray(IDS)
-    )
-    assert is_row_grads(grads["user"])
-    assert not is_row_grads(grads["item"])
-    assert_close((value, to_dense(grads)), (want_value, want))
 
 
 def test_flax_nnx():

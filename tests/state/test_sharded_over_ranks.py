@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import axes
@@ -216,8 +216,7 @@ def test_shards_over_another_axis_have_the_gradient_of_all_ranks(check_vma, name
         out_specs=specs,
         check_vma=check_vma,
     )
-    placed = jax.device_put(p, jax.tree.map(lambda s: NamedSharding(mesh, s), specs))
-    got = jax.jit(run)(placed, state, IDS)
+    got = jax.jit(run)(helpers.placed(p, mesh, specs), state, IDS)
     want = jax.grad(loss_of(None))(p, IDS)
     np.testing.assert_allclose(got["table"], want["table"], 1e-5, 1e-6)
 

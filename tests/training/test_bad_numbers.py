@@ -29,10 +29,7 @@ def loss_fn(params, batch, *, variables, key):
 @functools.cache
 def trainer(tx):
     return sparsejax.data_parallel(
-        loss_fn,
-        tx,
-        helpers.mesh_of(N),
-        variables={"mean": "mean", "own": "by_rank"},
+        loss_fn, tx, helpers.mesh_of(N), variables={"mean": "mean", "own": "by_rank"}
     )
 
 

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.errors import ArgumentError, ReplicaError
 from sparsejax.training import train_state
 from tests import helpers
+from tests.monitor.test_replicas import flipped, placed
 
 
 N = 3
@@ -40,12 +41,8 @@ def first():
 
 def apart(x, rank=1):
     """x with another bit on one rank."""
-    copies = [np.asarray(x).copy() for _ in range(N)]
-    copies[rank].reshape(-1).view(np.uint8)[0] ^= 1
-    devices = helpers.mesh_of(N).devices.flat
-    pieces = [jax.device_put(*pair) for pair in zip(copies, devices, strict=True)]
-    sharding = NamedSharding(helpers.mesh_of(N), P())
-    return jax.make_array_from_single_device_arrays(x.shape, sharding, pieces)
+    copies = [flipped(x, 0) if i == rank else np.asarray(x) for i in range(N)]
+    return placed(helpers.mesh_of(N), P(), copies)
 
 
 def of_params(state):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.advise.doctor.test_processes import outputs
 from tests.helpers import processes
 
 
@@ -44,10 +45,7 @@ def test_a_second_process_takes_the_step_that_the_first_compiled(tmp_path):
     hits = []
     for _ in range(2):
         worker = processes.start(__name__, tmp_path)
-        try:
-            output, _ = worker.communicate(timeout=processes.TIMEOUT)
-        finally:
-            worker.kill()
+        (output,) = outputs([worker])
         assert worker.returncode == 0, output
         hits.append(int(re.search(r"^hits: (\d+)$", output, re.MULTILINE)[1]))
         kept = list(tmp_path.glob("*-cache"))

@@ -50,10 +50,15 @@ def trained(loss_fn, steps=3):
     ]
     tx = optax.adam(0.05)
     state, want, losses = tx.init(params), params, []
+
+    @jax.jit
+    def step(params, state, batch):
+        loss, grads = jax.value_and_grad(in_batch)(params, batch)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
     for batch in batches:
-        loss, grads = jax.value_and_grad(in_batch)(want, batch)
-        updates, state = tx.update(grads, state, want)
-        want = optax.apply_updates(want, updates)
+        want, state, loss = step(want, state, batch)
         losses.append(float(loss))
     chain = optax.chain(sparsejax.zen_sync(), sparsejax.lazy(optax.adam(0.05)))
     trainer = sparsejax.data_parallel(loss_fn, chain, helpers.mesh_of(RANKS))

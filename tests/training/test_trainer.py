@@ -177,33 +177,15 @@ def test_evaluation_calls_loss_fn_if_there_is_nothing_else():
     assert float(state.params["w"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("tx", "path"),
-    [
-        (optax.chain(optax.adam(1e-3), sparsejax.dense_sync()), "0/0/mu/w"),
-        (optax.chain(optax.trace(0.9), sparsejax.dense_sync()), "0/trace/w"),
-    ],
-)
-def test_an_optimizer_in_front_of_the_synchronization_is_named(tx, path):
-    params = {"w": np.float32(3)}
-    with pytest.raises(StateError, match=rf"{path}' would differ by rank.*zen_sync"):
+def test_an_optimizer_in_front_of_the_synchronization_is_named():
+    params, tx = {"w": np.float32(3)}, optax.chain(optax.trace(0.9), sparsejax.dense_sync())
+    with pytest.raises(StateError, match=r"0/trace/w' would differ by rank.*zen_sync"):
         plain(tx=tx).init(params)
     # A state that was made elsewhere is found out by the step.
     state = plain().init(params)._replace(opt_state=tx.init(params))
-    fix = rf"opt_state/{path} differs by rank.*zen_sync\(\) before the optimizer"
+    fix = r"opt_state/0/trace/w differs by rank.*zen_sync\(\) before the optimizer"
     with pytest.raises(ArgumentError, match=fix):
         jax.eval_shape(plain(tx=tx).compiled(state), state, np.ones(2, np.float32))
-
-
-@pytest.mark.filterwarnings("ignore:the updates of all leaves are")
-def test_a_sparsifier_that_nothing_synchronizes_is_named():
-    tx = optax.chain(sparsejax.top_k(0.5, min_size=1), optax.identity())
-    trainer = plain(lambda p, b: jnp.mean(p["w"]) * jnp.mean(b), tx)
-    state = trainer.init({"w": np.ones(8, np.float32)})
-    with pytest.raises(
-        ArgumentError, match=r"update of 'w' still differs by rank.*zen_sync"
-    ):
-        jax.eval_shape(trainer.compiled(state), state, np.ones(2, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests import helpers
 RANKS, EXAMPLES, LENGTH, HEIGHT, WIDTH = 2, 4, 5, 12, 4
 
 
-def by_scan(params, tokens):
+def by_scan(params, tokens, begin=lambda zeros: zeros):
     """A scan over time, from zeros, as `flax.linen.RNN` makes one."""
     x = params["table"][tokens]
 
@@ -28,21 +28,14 @@ def by_scan(params, tokens):
         h = jnp.tanh(x + h @ params["w"])
         return h, None
 
-    h, _ = lax.scan(cell, jnp.zeros((len(tokens), WIDTH)), jnp.swapaxes(x, 0, 1))
+    first = begin(jnp.zeros((len(tokens), WIDTH)))
+    h, _ = lax.scan(cell, first, jnp.swapaxes(x, 0, 1))
     return jnp.mean(h**2)
 
 
 def by_local_scan(params, tokens):
     """The same with a carry that says that it differs by rank."""
-    x = params["table"][tokens]
-
-    def cell(h, x):
-        h = jnp.tanh(x + h @ params["w"])
-        return h, None
-
-    zeros = sparsejax.local(jnp.zeros((len(tokens), WIDTH)))
-    h, _ = lax.scan(cell, zeros, jnp.swapaxes(x, 0, 1))
-    return jnp.mean(h**2)
+    return by_scan(params, tokens, sparsejax.local)
 
 
 RNN = linen.RNN(linen.LSTMCell(WIDTH))

@@ -103,10 +103,7 @@ def traced(tx, params, grads, **options):
     ("scheme", "shared"),
     [
         (schemes.Zen(), False),
-        *helpers.slow(
-            (schemes.HierarchicalCentralization(), False),
-            (schemes.Zen(), True),
-        ),
+        *helpers.slow((schemes.HierarchicalCentralization(), False), (schemes.Zen(), True)),
     ],
 )
 def test_a_table_and_kernels_are_one_exchange(scheme, shared):

@@ -39,9 +39,7 @@ class Doubled(schemes.Zen):
 SCHEMES = {
     "zen": schemes.Zen(),
     "all_sums": schemes.BalancedParallelism(pull="dense"),
-    "algorithm_1": schemes.BalancedParallelism(
-        ownership=sparsejax.units.ownership.MurmurHash(memory=0.25)
-    ),
+    "narrow": schemes.Zen("balanced", wire_dtype="bfloat16"),
     "by_bytes": schemes.Zen("bytes"),
     "hierarchical": schemes.Zen("hierarchical"),
     "doubled": Doubled(),
@@ -91,14 +89,9 @@ def test_a_mean_is_the_sum_divided_once(name):
     check(sums_and_means(SCHEMES[name], drawn()))
 
 
-NARROW = {"wire_dtype": "bfloat16"}
-
-
-@pytest.mark.parametrize("options", [{}, *helpers.slow(NARROW)])
-def test_a_mean_of_a_table_on_gpus_is_the_sum_divided_once(options):
+def test_a_mean_of_a_table_on_gpus_is_the_sum_divided_once():
     with helpers.traced_for("cuda"):
-        grads = drawn(shape=(1024, 8))
-        found = sums_and_means(schemes.Zen(), grads, **options)
+        found = sums_and_means(schemes.Zen(), drawn(shape=(1024, 8)))
     check(found)
 
 
@@ -143,15 +136,16 @@ def means_of_rows(scheme, *kinds, mesh=None, axes=helpers.AXIS, count=40, **opti
     return [[np.asarray(x) for x in step(ids.astype(np.int32), rows)] for ids in lists]
 
 
-@pytest.mark.parametrize("name", ["zen", "doubled", *helpers.slow("hierarchical")])
+@pytest.mark.parametrize(
+    "name", ["zen", "doubled", *helpers.slow("hierarchical", "narrow")]
+)
 def test_a_mean_of_listed_rows_is_the_sum_divided_once(name):
     check(means_of_rows(SCHEMES[name]))
 
 
-@pytest.mark.parametrize("options", [{}, *helpers.slow(NARROW)])
-def test_a_mean_of_listed_rows_by_owners_on_gpus_is_the_sum_divided_once(options):
+def test_a_mean_of_listed_rows_by_owners_on_gpus_is_the_sum_divided_once():
     with helpers.traced_for("cuda"):
-        found = means_of_rows(schemes.Zen("balanced"), few, of_one_owner, **options)
+        found = means_of_rows(schemes.Zen("balanced"), few, of_one_owner)
     check(found)
 
 

@@ -14,12 +14,10 @@ from tests import helpers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["spardl", *helpers.slow("ok_topk")])
-def test_what_a_scheme_chooses_of_a_replicated_leaf_is_the_same_on_all_shards(name):
+def test_what_a_scheme_chooses_of_a_replicated_leaf_is_the_same_on_all_shards():
     """It shares no bucket with one that is sharded, of which devices have other parts."""
     mesh = helpers.grid(replica=4, fsdp=2)
-    make = {"ok_topk": sparsejax.ok_topk_sync, "spardl": sparsejax.spardl_sync}[name]
-    tx = make(0.1, "replica", reduce="sum", rules={".": "sparse"})
+    tx = sparsejax.spardl_sync(0.1, "replica", reduce="sum", rules={".": "sparse"})
     params, given = mixed(mesh)
     given["sharded"][:, :32] *= 10
     state = sparsejax.init(tx, params)

@@ -56,6 +56,13 @@ def by_rank(mesh, shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
+def on_ranks(run, out_specs):
+    """The jaxpr of a function of numbers by rank, over four described devices."""
+    mesh = helpers.described("tpu", data=4)
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=out_specs)
+    return jax.make_jaxpr(mapped)(by_rank(mesh, (4, SIZE)))
+
+
 def said(of):
     """What is said while something is traced."""
     with warnings.catch_warnings(record=True) as caught:
@@ -106,17 +113,13 @@ def test_on_gpus_numbers_go_by_their_scheme():
 
 
 def test_a_lossy_scheme_of_numbers_stays_and_says_so():
-    tx = schemes.OkTopk(0.01)
-    mesh = helpers.described("tpu", data=4)
-    kept = []
+    tx, kept = schemes.OkTopk(0.01), []
 
     def run(x):
-        wire = sparsejax.wire.Wire("data")
-        kept.append(suited(tx, Dense(x), "kernel", wire))
+        kept.append(suited(tx, Dense(x[0]), "kernel", sparsejax.wire.Wire("data")))
         return x
 
-    mapped = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
-    (text,) = said(lambda: jax.eval_shape(mapped, by_rank(mesh, (4 * SIZE,))))
+    (text,) = said(lambda: on_ranks(run, P("data")))
     assert kept == [tx]
     assert "OkTopk was to sum 'kernel'" in text
     assert "and does" in text
@@ -128,25 +131,20 @@ def test_pieces_of_numbers_are_a_reduce_scatter():
     from sparsejax.transforms.buckets.bucket import Bucket
 
     bucket = Bucket("kernel", ZEN, (0,), ("kernel",), (SIZE,), ())
-    mesh = helpers.described("tpu", data=4)
 
     def run(x):
         wire = sparsejax.wire.Wire("data")
         ((found, _),) = pieces.summed(bucket, [x[0]], [0], wire, ZEN)
         return found[0]
 
-    mapped = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
     with pytest.warns(PlatformWarning, match="summed densely"):
-        found = jax.make_jaxpr(mapped)(by_rank(mesh, (4, SIZE)))
+        found = on_ranks(run, P("data"))
     assert [one.name for one in helpers.collectives(found, "tpu")] == ["reduce_scatter"]
 
 
 def test_all_reduce_sums_numbers_densely():
-    mesh = helpers.described("tpu", data=4)
-    run = lambda x: sparsejax.all_reduce(x[0], "data")
-    mapped = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P())
     with pytest.warns(PlatformWarning, match="summed densely"):
-        found = jax.make_jaxpr(mapped)(by_rank(mesh, (4, SIZE)))
+        found = on_ranks(lambda x: sparsejax.all_reduce(x[0], "data"), P())
     assert [one.name for one in helpers.collectives(found)] == ["psum"]
 
 

@@ -1,7 +1,6 @@
 """A parameter that is sharded over the axis of the sum: each rank gets its piece alone."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -35,6 +34,11 @@ def drawn(mesh, density, rows=False):
     return np.where(kept < density, numbers, 0)
 
 
+def zeros(mesh, shapes, specs):
+    made = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    return helpers.placed(made, mesh, specs)
+
+
 def stepped(tx, where, x, name="w"):
     """What an update returns of partial sums of three leaves, two of them sharded."""
     sizes, spec = WHERE[where]
@@ -43,10 +47,7 @@ def stepped(tx, where, x, name="w"):
     scale = np.ones((mesh.size, 8), np.float32)
     specs = {name: spec, "bias": P(spec[0]), "scale": P()}
     given = {name: x, "bias": bias, "scale": scale}
-    params = {
-        key: helpers.placed(np.zeros(given[key].shape[1:], np.float32), mesh, specs[key])
-        for key in specs
-    }
+    params = zeros(mesh, {key: x.shape[1:] for key, x in given.items()}, specs)
     with jax.set_mesh(mesh):
         state = tx.init(params)
     grads = {key: helpers.partial_sums(value, mesh) for key, value in given.items()}
@@ -107,10 +108,7 @@ def test_any_scheme_sums_to_pieces(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "where"),
-    [("dgc", "minor"), ("ok_topk", "columns")],
-)
+@pytest.mark.parametrize(("name", "where"), [("dgc", "minor"), ("ok_topk", "columns")])
 def test_what_a_rank_leaves_out_is_of_the_whole_parameter(name, where):
     tx = {
         "dgc": optax.chain(
@@ -142,10 +140,7 @@ def test_entries_of_several_leaves_are_one_exchange():
         key: rng.permutation(4 * np.prod(shape)).reshape(4, *shape).astype(np.float32)
         for key, shape in shapes.items()
     }
-    params = {
-        key: helpers.placed(np.zeros(shape, np.float32), mesh, P("replica"))
-        for key, shape in shapes.items()
-    }
+    params = zeros(mesh, shapes, P("replica"))
     with jax.set_mesh(mesh):
         state = tx.init(params)
     grads = {key: helpers.partial_sums(value, mesh) for key, value in given.items()}
@@ -177,7 +172,7 @@ def test_adam_keeps_its_state_for_the_shard_alone():
     mesh = helpers.grid(replica=4)
     sizes = {}
     for spec in (P(), P("replica", None)):
-        params = {"w": helpers.placed(np.zeros((4096, 64), np.float32), mesh, spec)}
+        params = zeros(mesh, {"w": (4096, 64)}, spec)
         tx = optax.chain(zen("w"), optax.adam(1e-3))
         with jax.set_mesh(mesh):
             state = tx.init(params)
@@ -198,21 +193,19 @@ def test_pieces_that_do_not_fit_the_ranks_are_refused_by_name():
     mesh = helpers.grid(replica=2, fsdp=2, model=2)
     tx = sparsejax.zen_sync(("replica", "model"), reduce="sum", two_level=False)
     for spec in (P("replica", "model"), P("replica"), P(("model", "replica"))):
-        params = {"w": helpers.placed(np.zeros((8, 8), np.float32), mesh, spec)}
+        params = zeros(mesh, {"w": (8, 8)}, spec)
         grads = {"w": helpers.partial_sums(np.zeros((8, 8, 8), np.float32), mesh)}
         with pytest.raises(errors.ArgumentError, match=r"'w' .*one dimension over all of"):
             tx.init(params)
-        whole = {"w": helpers.placed(np.zeros((8, 8), np.float32), mesh, P())}
+        whole = zeros(mesh, {"w": (8, 8)}, P())
         with jax.set_mesh(mesh):
             state = tx.init(whole)
         with pytest.raises(errors.ArgumentError, match=r"'w' .*one dimension over all of"):
             jax.jit(tx.update)(grads, state, params)
-    params = {
-        "w": helpers.placed(np.zeros((8, 8), np.float32), mesh, P(("replica", "fsdp")))
-    }
+    params = zeros(mesh, {"w": (8, 8)}, P(("replica", "fsdp")))
     with pytest.raises(errors.ArgumentError, match=r"Shard it over \('fsdp', 'replica'\)"):
         sparsejax.zen_sync("replica", reduce="sum").init(params)
-    params = {"w": helpers.placed(jnp.zeros((8, 8)), mesh, P(("replica", "model")))}
+    params = zeros(mesh, {"w": (8, 8)}, P(("replica", "model")))
     with jax.set_mesh(mesh):
         state = tx.init(params)
     grads = {"w": helpers.partial_sums(np.ones((8, 8, 8), np.float32), mesh)}
@@ -250,9 +243,7 @@ def test_leaves_of_no_number_are_cut(name):
     shapes = {name: (8, 0), "rows": (0, 8), "other": (8, 4)}
     specs = {name: P("replica", None), "rows": P("fsdp", "replica"), "other": P("replica")}
     tx = zen(name)
-    params = {
-        k: helpers.placed(np.zeros(shapes[k], np.float32), mesh, specs[k]) for k in shapes
-    }
+    params = zeros(mesh, shapes, specs)
     with jax.set_mesh(mesh):
         state = tx.init(params)
     grads = {

@@ -159,9 +159,7 @@ def test_the_state_keeps_its_shape_and_specs_tell_what_differs_by_rank():
     params = {"w": jnp.zeros(SIZE), "b": jnp.zeros(3)}
     tx = optax.chain(
         sparsejax.sparsify(
-            sparsifiers.ReuseThreshold(0.05),
-            memory=sparsejax.MomentumCorrection(),
-            **SMALL,
+            sparsifiers.ReuseThreshold(0.05), memory=sparsejax.MomentumCorrection(), **SMALL
         ),
         sync(),
         optax.adam(1e-3),

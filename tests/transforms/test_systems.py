@@ -183,24 +183,19 @@ def test_with_all_arguments_static_they_can_be_injected_around(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "check_vma"), [("spardl in teams", True), ("ok_topk", False)]
-)
-def test_a_second_axis_may_shard_what_is_chosen_from(name, check_vma):
+def test_a_second_axis_may_shard_what_is_chosen_from():
     mesh = helpers.grid(data=4, model=2)
-    make = getattr(systems, f"{name.split()[0]}_sync")
-    more = {"teams": 2, "between": "gather"} if name.endswith("teams") else {}
-    tx = make(0.05, "data", rules={"": "sparse"}, reduce="sum", **more)
+    options = {"rules": {"": "sparse"}, "reduce": "sum", "teams": 2, "between": "gather"}
+    tx = sparsejax.spardl_sync(0.05, "data", **options)
     params = {"w": np.zeros((1000, 6), np.float32)}
     where = {"w": P(None, "model")}
-    state = sparsejax.init(tx, params, mesh, "data", param_specs=where, check_vma=check_vma)
+    state = sparsejax.init(tx, params, mesh, "data", param_specs=where)
     specs = sparsejax.state_specs(state, params, where)
     step = helpers.shard_map(
         lambda g, s: tx.update(jax.tree.map(lambda x: x[0], g), s),
         mesh=mesh,
         in_specs=({"w": P("data", None, "model")}, specs),
         out_specs=(where, specs),
-        check_vma=check_vma,
     )
     step = jax.jit(step)
     rng = np.random.default_rng(0)

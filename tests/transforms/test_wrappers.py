@@ -158,11 +158,7 @@ def test_what_leaves_something_out_is_not_differentiated(name):
 
 @pytest.mark.slow
 def test_an_optimizer_inside_accumulate_sleeps():
-    chain = optax.chain(
-        sparsejax.dgc(0.05, min_size=1),
-        gathering(),
-        optax.adam(1e-3),
-    )
+    chain = optax.chain(sparsejax.dgc(0.05, min_size=1), gathering(), optax.adam(1e-3))
     done = helpers.ranks(N)(sparsejax.accumulate(chain, every=4), {"w": draw(9)})
     sent = done.updates["w"].any((0, 2))
     assert np.flatnonzero(sent).tolist() == [3, 7]
@@ -276,10 +272,7 @@ def test_what_rounding_takes_from_a_sum_is_sent_with_the_next_one(reduce):
         return sent, state.pending.value["w"]
 
     run = helpers.shard_map(
-        run,
-        mesh=helpers.mesh_of(N),
-        in_specs=P("data"),
-        out_specs=(P(), P("data")),
+        run, mesh=helpers.mesh_of(N), in_specs=P("data"), out_specs=(P(), P("data"))
     )
     # A sum of ranks is rounded once more, and there all have sent what they had.
     ones = jnp.where(jnp.arange(N)[:, None, None] == 0, grads, 0)

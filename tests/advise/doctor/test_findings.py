@@ -22,6 +22,7 @@ from sparsejax.jobs import store, versions
 from sparsejax.jobs.start import check, coordinator, facts, launchers, roll_call
 from tests import helpers
 from tests.helpers import jobs, processes
+from tests.monitor.test_replicas import placed
 
 
 TABLE = {"embedding": np.zeros((50_000, 8), np.float32), "bias": np.zeros(8, np.float32)}
@@ -139,13 +140,9 @@ def test_a_gradient_that_was_summed_is_wrong_and_a_local_one_is_not():
 
 def test_devices_with_other_bytes_of_a_parameter_are_wrong():
     mesh = helpers.mesh_of(8)
-    alike = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    pieces = [
-        jax.device_put(np.full(4, number == 5, np.float32), device)
-        for number, device in enumerate(mesh.devices.flat)
-    ]
-    apart = jax.make_array_from_single_device_arrays((4,), alike, pieces)
-    equal = jax.device_put(np.ones(4, np.float32), alike)
+    copies = [np.full(4, number == 5, np.float32) for number in range(8)]
+    apart = placed(mesh, jax.P(), copies)
+    equal = helpers.placed(np.ones(4, np.float32), mesh, jax.P())
     tx = sparsejax.zen_sync()
     report = sparsejax.doctor(tx, {"w": apart, "b": equal}, mesh=mesh)
     assert [one.about for one in report.wrong] == ["parameters"]
@@ -520,9 +517,7 @@ def model():
     return {"w": np.ones(2, np.float32)}
 
 
-def test_the_command_ends_with_1_where_something_is_wrong_and_2_where_it_is_misused(
-    capsys,
-):
+def test_the_command_ends_with_1_where_something_is_wrong_and_2_where_it_is_misused(capsys):
     line = ["doctor", "tests.advise.doctor.test_findings:model", "--gradient"]
     assert command.main([*line, "tests.advise.doctor.test_findings:summed"]) == 1
     printed = capsys.readouterr().out

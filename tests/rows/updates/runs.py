@@ -46,7 +46,7 @@ def loss(p, batch):
     return jnp.sum(weights * (rows - own) ** 2) + jnp.mean((made - others) ** 2)
 
 
-def dense_run(tx, dtype=np.float32, p=None, loss=loss):
+def dense_run(tx, dtype=np.float32):
     """The parameters after all steps, the losses on the way, and the state."""
 
     def step(carry, batch):
@@ -56,30 +56,30 @@ def dense_run(tx, dtype=np.float32, p=None, loss=loss):
         return (optax.apply_updates(p, updates), state), value
 
     with jax.enable_x64(dtype == np.float64):
-        p = params(dtype) if p is None else p
+        p = params(dtype)
         run = jax.jit(lambda p, s: jax.lax.scan(step, (p, s), batches()))
         (p, state), values = jax.tree.map(np.asarray, run(p, tx.init(p)))
     return p, values, state
 
 
-def lazy_run(tx, exact=True, p=None, loss=loss):
-    """The same by rows; of exact=True, rows caught up at the end."""
-    tx = lazy(tx, exact=exact)
+def lazy_run(tx):
+    """The same by rows, caught up at the end."""
+    tx = lazy(tx)
 
     def step(carry, batch):
         p, state = carry
-        read = tx.reader(p, state) if exact else None
+        read = tx.reader(p, state)
         value, grads = value_and_grad(loss, read=read)(p, batch)
         assert is_row_grads(grads["table"])
         updates, state = tx.update(grads, state, p, read=read)
         return (apply_updates(p, updates), state), value
 
+    @jax.jit
     def run(p, state):
         (p, state), values = jax.lax.scan(step, (p, state), batches())
-        return (settle(p, state, tx) if exact else (p, state)), values
+        return settle(p, state, tx), values
 
-    p = params() if p is None else p
-    (p, state), values = jax.jit(run)(p, tx.init(p))
+    (p, state), values = run(params(), tx.init(params()))
     return jax.tree.map(np.asarray, (p, values, state))
 
 

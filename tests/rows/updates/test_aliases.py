@@ -4,6 +4,7 @@ To the byte, exact and not. Those that mix rows are refused by name; and none is
 """
 
 import inspect
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -79,9 +80,10 @@ def test_it_is_the_optimizer_itself(name):
         return {k: helpers.octets((p, inner(state))) for k, (p, state) in runs.items()}
 
     wanted = trained(each)
-    for exact in (True, False):
-        ours = {key: lazy(tx, exact=exact) for key, tx in each.items()}
-        assert trained(ours, lambda state: state.inner) == wanted, exact
+    both = itertools.product(each, (True, False))
+    ours = {(key, exact): lazy(each[key], exact=exact) for key, exact in both}
+    for (key, exact), found in trained(ours, lambda state: state.inner).items():
+        assert found == wanted[key], (key, exact)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -74,10 +74,7 @@ def test_what_does_not_fade_so_is_not_taken_to(name):
 
 @pytest.mark.parametrize(
     ("name", "at_a_time"),
-    [
-        ("adam", 7),
-        *helpers.slow(*((name, HEIGHT) for name in FADING if name != "adam")),
-    ],
+    [("adam", 7), *helpers.slow(*((name, HEIGHT) for name in FADING if name != "adam"))],
 )
 def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypatch):
     """Against the optimizer itself, step by step, its moves added up in two parts.

@@ -20,10 +20,7 @@ from tests import helpers
 HEIGHT, WIDTH, IDS = 10_000_000, 16, 16_384
 
 
-OPTIMIZERS = {
-    "adam": lazy(optax.adam(1e-3)),
-    "a number a row": rowwise_adagrad(0.1),
-}
+OPTIMIZERS = {"adam": lazy(optax.adam(1e-3)), "a number a row": rowwise_adagrad(0.1)}
 
 
 @pytest.mark.parametrize("name", helpers.mostly_slow(OPTIMIZERS, "adam"))

@@ -56,22 +56,20 @@ def runs(name):
     tx, exact = OPTIMIZERS[name]
     lazy = sparsejax.lazy(tx, exact=exact)
 
-    @jax.jit
-    def late_step(params, state, ids, grads, keep, late):
-        read, _ = lazy.reader(params, state).rows("table", Ids(ids, ids))
-        now = row_grads(ids, grads, keep)
-        given = {"table": LateRowGrads.of(now, late), "kernel": jnp.ones(2)}
-        updates, state = lazy.update(given, state, params)
-        return sparsejax.apply_updates(params, updates), state, read
+    def stepped(make):
+        @jax.jit
+        def step(params, state, ids, *given):
+            read, _ = lazy.reader(params, state).rows("table", Ids(ids, ids))
+            grads = {"table": make(ids, *given), "kernel": jnp.ones(2)}
+            updates, state = lazy.update(grads, state, params)
+            return sparsejax.apply_updates(params, updates), state, read
 
-    @jax.jit
-    def step(params, state, ids, grads):
-        read, _ = lazy.reader(params, state).rows("table", Ids(ids, ids))
-        every = jnp.ones(READ, bool)
-        given = {"table": row_grads(ids, grads, every), "kernel": jnp.ones(2)}
-        updates, state = lazy.update(given, state, params)
-        return sparsejax.apply_updates(params, updates), state, read
+        return step
 
+    late_step = stepped(
+        lambda ids, grads, keep, late: LateRowGrads.of(row_grads(ids, grads, keep), late)
+    )
+    step = stepped(lambda ids, grads: row_grads(ids, grads, jnp.ones(READ, bool)))
     ours, state = params(), lazy.init(params())
     want, plain = params(), lazy.init(params())
     late = row_grads(ids_of(0), grads_of(0), np.zeros(READ, bool))

@@ -70,11 +70,11 @@ def entropy(logits: jax.Array, classes: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, classes).mean()
 
 
-def loss_fn(params: Any, batch: Any, wrap: Callable[..., Any] = lambda f: f) -> jax.Array:
+def loss_fn(params: Any, batch: Any) -> jax.Array:
     """The mean loss, by `lax.scan` over the layers."""
     ids, classes = batch
     x = params["embedding"].at[ids].get(out_sharding=P(BOTH))
-    each = wrap(lambda x, layer: (block(x, layer), None))
+    each = lambda x, layer: (block(x, layer), None)
     x, _ = jax.lax.scan(each, x, params["layers"])
     return entropy(x @ params["head"], classes)
 

@@ -74,17 +74,6 @@ def wanted():
 
 
 @pytest.mark.slow
-def test_layers_in_a_scan_of_checkpoints(wanted):
-    """A scan without checkpoints: below, of parameters in bfloat16."""
-    tx = chain(model.zen())
-    loss_fn = lambda *given: model.loss_fn(*given, jax.checkpoint)
-    step = model.make_step(jax.value_and_grad(loss_fn), tx)
-    params, _, losses = model.trained(step, tx, model.batches(STEPS))
-    np.testing.assert_allclose(losses, wanted["layers"][2], rtol=1e-5)
-    model.assert_equal(params, wanted["layers"][0])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["through", *helpers.slow("in carry")])
 def test_microbatches_are_added_up_where_they_are_and_exchanged_once(name, wanted):
     tx = chain(model.zen())
@@ -108,25 +97,6 @@ def test_microbatches_are_added_up_where_they_are_and_exchanged_once(name, wante
     scattered = [one for one in found if one.opcode in ("all-to-all", "reduce-scatter")]
     scattered = [one.size for one in scattered if one.axes == {"fsdp"}]
     assert sorted(scattered) == sorted(x.size for x in jax.tree.leaves(params))
-
-
-def test_a_sum_in_the_loop_is_seen():
-    """As where the loss of each microbatch is that of parameters that are cast inside."""
-
-    def value_and_grad(params, batch):
-        del params
-        cast = lambda given, part: model.loss_fn(sparsejax.local(given, model.BOTH), part)
-        one = lambda sum, part: (
-            jax.tree.map(jnp.add, sum, jax.grad(cast)(model.parameters(), part)),
-            None,
-        )
-        return jax.lax.scan(one, jax.tree.map(jnp.zeros_like, model.parameters()), batch)
-
-    (batch,) = model.batches(1, PARTS)
-    compiled = jax.jit(value_and_grad).lower(None, batch).compile()
-    found = helpers.compiled_collectives(compiled, model.mesh())
-    inside = [one for one in found if one.path[:1] == ("while",)]
-    assert any(one.size > model.WORDS for one in inside if one.opcode == "all-reduce")
 
 
 @pytest.mark.slow
