@@ -59,7 +59,7 @@ def make_plan(
         inner: The number of ranks of a host, for an exchange of two levels. The profiles
             are then of all ranks of all hosts.
         rules: The rules of `sparsejax.sync`. "dense", schemes and units in them are kept.
-        wire_dtype: The `wire_dtype` of `sparsejax.sync`, of all schemes in the plan.
+        wire_dtype: The `wire_dtype` of `sparsejax.sync`, of all schemes that have one.
 
     Returns:
         A `Plan`, for `sparsejax.sync(plan)`.
@@ -90,7 +90,7 @@ def make_plan(
         )
     check_rules(rules)
     arguments.check_dtype("wire_dtype", wire_dtype)
-    travels = lambda scheme: scheme if wire_dtype is None else narrowed(scheme, wire_dtype)
+    travels = lambda scheme: _travelling(scheme, wire_dtype)
     options = [travels(scheme) for scheme in _options(candidates)]
     paths, leaves, _ = tree.flatten(sharded.apart(params).rest)
     buckets = ByRules(schemes.Zen(), rules).map(travels).buckets(paths, leaves)
@@ -120,6 +120,14 @@ def make_plan(
         shape, dtype = tuple(leaf.shape), str(jnp.dtype(leaf.dtype))
         plans.append(LeafPlan(path, shape, dtype, unit, scheme, note))
     return Plan(ranks, tuple(plans))
+
+
+def _travelling(scheme: Any, wire_dtype: jax.typing.DTypeLike | None) -> Scheme:
+    """Returns a scheme with a wire dtype, if one is given and the scheme can have one."""
+    names = {field.name for field in dataclasses.fields(scheme)}
+    if wire_dtype is None or not names & {"wire_dtype", "across"}:
+        return scheme
+    return narrowed(scheme, wire_dtype)
 
 
 def _options(candidates) -> tuple[Scheme, ...]:

@@ -79,7 +79,7 @@ def restore(
     together.check_equal(
         "the checkpoint to restore",
         own,
-        str(folder),
+        f"{folder} (of hash {own})",
         "Give all processes the same one: where it is the newest that a process finds, let "
         "process 0 look, and send its number to the others.",
     )

@@ -40,14 +40,15 @@ def save(
             at most 219 bytes, and no part of the path may have a backslash.
         state: The state: a `sparsejax.TrainState`, an optimizer's state, or any tree of
             arrays, Python numbers and texts.
-        about: What the state belongs to, such as the data or a seed, as texts and numbers.
-            `restore` compares it.
+        about: What the state belongs to, such as the data or a seed, as texts and numbers,
+            the same on all processes. `restore` compares it.
         replace: Whether to replace an existing checkpoint. The old one is kept until the
             new one was read back.
 
     Raises:
         CheckpointError: The path cannot be a checkpoint, or exists already; or the state
-            could not be written or read back, and the path is left as it was.
+            could not be written or read back, and the path is left as it was. Or processes
+            give different `about`.
         ArgumentError: The path is no path, or the state has a leaf that no checkpoint can
             hold. Nothing was written.
         StateError: An array of the state was donated, or cut. Nothing was written.

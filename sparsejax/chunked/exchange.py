@@ -372,7 +372,13 @@ class ChunkedExchange:
         pairs = list(zip(leaves, ends, strict=True))
         parts = [total[end - x.size : end].reshape(x.shape) for x, end in pairs]
         error = lambda x: tree.rounding_error(x, rounded(x, jnp.float32))
-        silent = lambda x: error(x) if weight is None else weights.kept(x, weight)
+
+        def silent(x):
+            if weight is None:
+                return error(x)
+            own = jnp.where(weight == 0, 1, weight)
+            return jnp.where(weight == 0, weights.kept(x, weight), error(own * x) / own)
+
         held = [jnp.zeros_like(x) for x in waiting]
         return _Summed(parts, list(map(silent, leaves)), held, sent + cost)
 

@@ -20,14 +20,22 @@ _SOURCES = ("sparsejax", "pallas_kernels")
 _SETTINGS = (
     "jax_enable_x64",
     "jax_default_prng_impl",
+    "jax_random_seed_offset",
     "jax_threefry_partitionable",
     "jax_default_matmul_precision",
     "jax_optimization_level",
 )
 # Options of XLA. Any may change the bits of a program, except for those of dumps, which one
-# process may write, and the number of devices, which is compared separately.
+# process may write, of folders of caches, and the number of devices, which is compared
+# separately.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-_HARMLESS = ("--xla_dump_", "--xla_gpu_dump_", "--xla_force_host_platform_device_count")
+_HARMLESS = (
+    "--xla_dump_",
+    "--xla_force_host_platform_device_count",
+    "--xla_gpu_dump_",
+    "--xla_gpu_kernel_cache_file",
+    "--xla_gpu_per_fusion_autotune_cache_dir",
+)
 
 
 def versions() -> dict[str, str]:
@@ -45,8 +53,10 @@ def settings() -> dict[str, str]:
 
 
 def _flags(text: str) -> str:
-    """Returns those options of XLA that may change programs."""
-    return " ".join(x for x in text.split() if not x.startswith(_HARMLESS)) or "none"
+    """Returns those options of XLA that may change programs; of one name the last."""
+    given = (x.partition("=") for x in text.split() if not x.startswith(_HARMLESS))
+    last = {name: f"{name}{sign}{value}" for name, sign, value in given}
+    return " ".join(last[name] for name in sorted(last)) or "none"
 
 
 def _version(package: str) -> str:

@@ -67,12 +67,6 @@ _NOT_AROUND: dict[type, tuple[str, str]] = {
         "synchronization before it: "
         "optax.chain(sparsejax.zen_sync(), optax.conditionally_transform(...)).",
     ),
-    optax.ConditionallyMaskState: (
-        "conditionally_mask",
-        "it chooses between the sum and zeros by a jax.lax.cond, whose sides have other "
-        "types there. Put the synchronization before it: "
-        "optax.chain(sparsejax.zen_sync(), optax.conditionally_mask(...)).",
-    ),
 }
 _ORDER = "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))"
 

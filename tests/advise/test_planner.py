@@ -144,6 +144,8 @@ def test_all_schemes_of_a_plan_have_its_wire_dtype():
     kinds = {leaf.path: type(leaf.scheme).__name__ for leaf in plan.leaves}
     assert kinds == {"bias": "AllReduce", "embedding": "AGSparse", "kernel": "SparCML"}
     assert {leaf.scheme.wire_dtype for leaf in plan.leaves} == {jnp.dtype("bfloat16")}
+    plan = made(wire_dtype=jnp.bfloat16, rules={"kernel": schemes.PowerSGD()})
+    assert plan.leaves[2].scheme == schemes.PowerSGD()  # it has none
 
 
 def test_slots_in_the_order_of_hashes_keep_their_code():

@@ -1,5 +1,7 @@
 """Five rounds on three ranks are those of the formulas, and nothing is lost on the way."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -74,6 +76,19 @@ def test_doubles_beyond_float32_are_left_over(values):
             run = helpers.ranks(2)(send, {"w": grads})
             total = run.updates["w"][0, 0] + helpers.held(run.state)["w"]
         np.testing.assert_allclose(total[[5, 9]], [1e39, 2], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_doubles_below_float32_are_left_over_by_dense_steps():
+    """With weights, too."""
+    grads = np.random.default_rng(0).standard_normal((2, 1, 64)) * 1e-50
+    tx = sparsejax.chunked_sync(k=4, chunk=64, reduce="sum")
+    for options in ({}, {"weight": 3.0}):
+        update = functools.partial(tx.update, dense=True, **options)
+        with jax.enable_x64(True):
+            run = helpers.ranks(2)(tx._replace(update=update), {"w": grads})
+            total = run.updates["w"][0, 0] + helpers.held(run.state)["w"]
+        np.testing.assert_allclose(total, grads.sum((0, 1)), rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -168,13 +168,12 @@ ATTEMPTS = {
         OwnStep(optax.apply_if_finite(optax.chain(ZEN(), ADAM), 2)),
         ("optax.apply_if_finite", "sparsejax.skip_nonfinite(tx)"),
     ),
-    **{
-        f"{name} around": (
-            OwnStep(getattr(optax, name)(optax.chain(ZEN(), ADAM), lambda step: step > 0)),
-            (f"optax.{name} is around", "Put the synchronization before it: optax.chain("),
-        )
-        for name in ("conditionally_transform", "conditionally_mask")
-    },
+    "conditionally_transform around": (
+        OwnStep(
+            optax.conditionally_transform(optax.chain(ZEN(), ADAM), lambda step: step > 0)
+        ),
+        ("optax.conditionally_transform is", "Put the synchronization before it: optax."),
+    ),
     "every, and tx.init": (
         OwnStep(sparsejax.accumulate(optax.chain(ZEN(), ADAM), 2)),
         ("every=2", "sparsejax.init(tx, params, mesh)", "sparsejax.bind(tx, mesh)"),

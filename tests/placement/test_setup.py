@@ -117,6 +117,7 @@ def test_options_of_xla_are_settings_but_for_dumps(monkeypatch):
     none, other = seen(""), seen("--xla_cpu_max_isa=AVX")
     assert {k for k in none if none[k] != other[k]} == {"XLA_FLAGS"}
     assert seen("--xla_dump_to=/x --xla_force_host_platform_device_count=8") == none
+    assert seen("--xla_b --xla_a=1") == seen("--xla_a=2 --xla_a=1 --xla_b") != none
     with jax.default_matmul_precision("float32"):
         assert seen("") != none
 

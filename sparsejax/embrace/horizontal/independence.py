@@ -25,10 +25,12 @@ class _BlockDependence(NamedTuple):
     Attributes:
         blocks: The names of the blocks.
         why: The equation that first combined two blocks, or None.
+        drawn: Whether it depends on random numbers.
     """
 
     blocks: frozenset[str] = frozenset()
     why: str | None = None
+    drawn: bool = False
 
 
 def check_apart(tx: Any, params: Any, block_of: dict[str, str], wire: Wire) -> None:
@@ -64,8 +66,16 @@ def check_apart(tx: Any, params: Any, block_of: dict[str, str], wire: Wire) -> N
     own = [_BlockDependence(frozenset([block_of[path]])) for path in paths]
     inputs = [*own, *[_BlockDependence()] * len(held), *own]
     values = interpret(traced, _BlocksOfArrays(), inputs)
+    drawn = set[str]()
     for path, value in zip(paths, values, strict=False):
         _check(f"the update of {path!r}", value)
+        drawn |= {block_of[path]} if value.drawn else set()
+    if len(drawn) > 1:
+        raise ArgumentError(
+            "horizontal: the chain adds random numbers to the updates of several blocks, "
+            "as optax.add_noise does. Each block has a state of its own, and all would "
+            "draw the same numbers: leave that out, or train without horizontal."
+        )
     for value in values[len(paths) :]:
         _check("what it keeps", value)
 
@@ -84,7 +94,13 @@ def _check(what, value):
 
 
 # What draws random numbers, of typed keys and of others, and without keys.
-_DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
+_DRAWS = ("random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "rng_uniform")
+
+
+def _draws(eqn):
+    """Returns whether an equation, or one in a program inside it, draws random numbers."""
+    inside = (one for program in programs.held(eqn) for one in program.jaxpr.eqns)
+    return eqn.primitive.name in _DRAWS or any(map(_draws, inside))
 
 
 class _BlocksOfArrays(Domain[_BlockDependence]):
@@ -94,13 +110,8 @@ class _BlocksOfArrays(Domain[_BlockDependence]):
         return _BlockDependence()
 
     def other(self, eqn, given):
-        if eqn.primitive.name in _DRAWS:
-            raise ArgumentError(
-                f"horizontal: the chain draws random numbers, by {eqn.primitive.name}. "
-                "Each block has a state of its own, and all would draw the same numbers: "
-                "leave that out, or train without horizontal."
-            )
-        return [_joined(eqn, given)] * len(eqn.outvars)
+        made = _joined(eqn, given)
+        return [made._replace(drawn=made.drawn or _draws(eqn))] * len(eqn.outvars)
 
     def joined(self, eqn, v, index, sides):
         return _joined(eqn, [index, *sides])
@@ -111,4 +122,4 @@ def _joined(eqn, values):
     why = next((value.why for value in values if value.why), None)
     if why is None and len(blocks) > 1:
         why = programs.named(eqn)
-    return _BlockDependence(blocks, why)
+    return _BlockDependence(blocks, why, any(value.drawn for value in values))

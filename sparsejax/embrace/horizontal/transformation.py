@@ -89,7 +89,7 @@ def horizontal(
         tx: The whole chain, with the synchronization and the optimizer in it. It must treat
             leaves separately, as SGD, Adam, Adagrad and LAMB do. A transformation that
             combines all leaves, such as `optax.clip_by_global_norm`, or draws random
-            numbers raises an error.
+            numbers for several blocks raises an error.
         order: The blocks in the order in which the forward pass uses them: path prefixes,
             or a tuple of prefixes for one block; or a function from the paths to these. If
             None, blocks are found from the paths (`blocks`), and `data_parallel` finds

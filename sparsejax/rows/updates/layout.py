@@ -55,15 +55,6 @@ def flatten(grads: Any) -> tuple[list[str], list[Any], Any]:
     return tree.flatten(grads, rows=True)
 
 
-def is_like(held: Any, grads: Any) -> bool:
-    """Returns whether a tree, whose leaves may be masked, has the structure of another."""
-    try:
-        flatten(grads)[2].flatten_up_to(held)
-    except ValueError:
-        return False
-    return True
-
-
 def shapes(leaves: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
     """Returns the shapes and dtypes of arrays, of `RowGrads`, and of Python numbers."""
     return [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in leaves]

@@ -21,6 +21,7 @@ from sparsejax.rows.updates.catch_up.replay import Replay
 from sparsejax.rows.updates.facts.tables import TableFacts
 from sparsejax.rows.updates.layout import OptimizerLayout
 from sparsejax.rows.updates.state import LazyState
+from sparsejax.state.tree import is_masked
 from sparsejax.tracing import outputs
 from sparsejax.units.row_grads import is_row_grads
 
@@ -108,11 +109,8 @@ class RowOptimizer:
         for structure, paths in self.starts.items():
             if own.keys() >= {*paths}:
                 found.append(structure.unflatten([own[path] for path in paths]))
-        wanted = jax.tree.structure(state.inner)
         for left in found:
-            inner = jax.tree.structure(jax.eval_shape(self.tx.init, left))
-            # An optimizer without a state of its own shows by `last` what it was given.
-            if inner == wanted and layouts.is_like(state.last, left):
+            if self._is_of(state, left):
                 return left
         raise StateError(
             "lazy: the state is not one of these parameters. Give it the parameters of "
@@ -120,6 +118,19 @@ class RowOptimizer:
             "around lazy, all of them, after init of this very transformation. Of an "
             "nnx.Optimizer that is nnx.as_pure(optimizer.opt_state)."
         )
+
+    def _is_of(self, state, params):
+        """Returns whether a state has the structure of one of these parameters."""
+        inner = jax.tree.structure(jax.eval_shape(self.tx.init, params))
+        if inner != jax.tree.structure(state.inner):
+            return False
+        # An optimizer without a state of its own shows by `last` what it was given.
+        try:
+            last = layouts.flatten(params)[2].flatten_up_to(state.last)
+        except ValueError:
+            return False
+        own = {at for at, x in enumerate(last) if not is_masked(x)}
+        return own == self.plan(params, params).lagging
 
     def _planned(self, layout, params):
         """Makes the plan for a layout."""

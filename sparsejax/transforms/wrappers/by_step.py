@@ -166,7 +166,7 @@ def accumulate(
         check_kind(state, AccumulateState, f"{name} (every={every})")
         if period is not None:
             period.check(state.period, name)
-        if extra.get("weight") is not None:
+        if every > 1 and extra.get("weight") is not None:
             raise ArgumentError(
                 f"update of {name} (every={every}) was given weight=, and the gradients of "
                 f"{every} steps are sent as one, which has one weight. Multiply the loss "

@@ -124,7 +124,6 @@ MIXING = {
     ),
     "whether all is finite": sparsejax.skip_nonfinite(CHAIN),
 }
-NOISY = optax.chain(sparsejax.dense_sync(), optax.add_noise(1.0, 0.55, 0), optax.sgd(0.1))
 APART = {
     "lamb": optax.chain(sparsejax.dense_sync(), optax.lamb(1e-2)),
     "block norms": optax.chain(
@@ -154,9 +153,28 @@ def test_a_chain_that_looks_over_all_leaves_is_refused(name):
         sparsejax.init(horizontal(MIXING[name], ORDER), params(), mesh_of(2))
 
 
-def test_noise_that_all_blocks_would_draw_alike_is_refused():
-    with pytest.raises(ArgumentError, match=r"draws random numbers, by \w+\. Each block"):
-        sparsejax.init(horizontal(NOISY, ORDER), params(), mesh_of(2))
+def gamma_in_a_loop():
+    """A transformation that draws by another primitive, inside of a loop."""
+
+    def noisy(i, x):
+        return x + jax.random.gamma(jax.random.key(i), 1.0, x.shape)
+
+    update = lambda grads, params: jax.tree.map(
+        lambda x: jax.lax.fori_loop(0, 2, noisy, x), grads
+    )
+    return optax.stateless(update)
+
+
+@pytest.mark.parametrize(
+    "noise", [optax.add_noise(1.0, 0.55, 0), gamma_in_a_loop()], ids=["bits", "gamma"]
+)
+def test_noise_that_blocks_would_draw_alike_is_refused(noise):
+    tx = optax.chain(sparsejax.dense_sync(), noise, optax.sgd(0.1))
+    with pytest.raises(ArgumentError, match=r"adds random numbers .* several blocks"):
+        sparsejax.init(horizontal(tx, ORDER), params(), mesh_of(2))
+    sparsejax.init(
+        horizontal(tx, [("words", "layers", "norm", "head")]), params(), mesh_of(2)
+    )
 
 
 def test_what_looks_over_all_leaves_in_front_of_a_sparsifier_is_refused():

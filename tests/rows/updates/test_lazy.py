@@ -220,6 +220,31 @@ def test_a_row_whose_state_needs_forgotten_numbers_is_not_a_number():
     assert np.flatnonzero(lost).tolist() == [1, 3]
 
 
+def test_one_of_two_tables_is_updated_by_rows_though_the_optimizer_has_no_state():
+    """Only the steps that rows have seen show which table it is."""
+    p = {k: jnp.ones((HEIGHT, WIDTH)) for k in "ab"}
+    rows = lazy(optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1)))
+    both = {"rows": rows, "dense": optax.sgd(0.1)}
+    for tx in (
+        optax.partition(both, {"a": "rows", "b": "dense"}),
+        optax.masked(rows, {"a": True, "b": False}),
+    ):
+        grads = {"a": listed([0], np.zeros((1, WIDTH))), "b": jnp.zeros((HEIGHT, WIDTH))}
+        updates, state = tx.update(grads, tx.init(p), p)
+        settled, _ = settle(apply_updates(p, updates), state, rows)
+        np.testing.assert_allclose(settled["a"], 0.99, rtol=1e-6)
+        np.testing.assert_array_equal(settled["b"], 1)
+
+
+@pytest.mark.parametrize("narrow", [jnp.float8_e4m3fn, jnp.bfloat16, jnp.float16])
+def test_an_optimizer_may_round_to_any_dtype(narrow):
+    cast = optax.stateless(lambda grads, _: grads.astype(narrow).astype(grads.dtype))
+    tx, p = lazy(optax.chain(cast, optax.sgd(0.1))), jnp.ones((HEIGHT, WIDTH), jnp.bfloat16)
+    updates, _ = tx.update(listed([1], np.full((1, WIDTH), 1.09, p.dtype)), tx.init(p), p)
+    rounded = jnp.asarray(1.09, p.dtype).astype(narrow).astype(p.dtype)
+    np.testing.assert_allclose(np.float32(updates.rows), -0.1 * np.float32(rounded), 1e-2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.9, None])
 def test_a_label_may_be_that_of_a_whole_subtree(momentum):

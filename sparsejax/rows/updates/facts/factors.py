@@ -81,8 +81,14 @@ def _cast(eqn, times):
     is_float = jnp.issubdtype(new, jnp.floating) and jnp.issubdtype(old, jnp.floating)
     kept = times[0] is not None and (times[0][1] in (0, 1) or old == new)
     # A cast to a wider dtype and back changes nothing; one to a narrower dtype rounds.
-    wider = is_float and jnp.promote_types(old, new) == new
+    wider = is_float and _holds(jnp.finfo(new), jnp.finfo(old))
     return times[0] if kept and (times[0] == ZERO or wider) else None
+
+
+def _holds(wide, narrow):
+    """Returns whether a floating dtype has all numbers of another."""
+    exponents = wide.minexp <= narrow.minexp and wide.maxexp >= narrow.maxexp
+    return exponents and wide.nmant >= narrow.nmant
 
 
 def multiple(eqn: Any, times: Sequence[Times | None]) -> Times | None:
