@@ -39,8 +39,10 @@ def test_what_is_damaged_for_one_process_is_refused_by_all(tmp_path):
     # Of equal numbers, too: what differs is which checkpoint it is.
     differ = "CheckpointError: {} differs between processes: on host .* it is {}, and on "
     said = first.pop("another checkpoint 6")
-    assert re.match(differ.format("the checkpoint to restore", ".*/5"), said)
-    assert re.search(r"\(process 1\) .*/6\. Give all processes the same one: ", said)
+    assert re.match(
+        differ.format("the checkpoint to restore", r".*/5 \(of hash \w+\)"), said
+    )
+    assert re.search(r"\(process 1\) .*/6 \(of hash \w+\)\. Give all processes the ", said)
     said = first.pop("whose number 1")
     assert re.match(differ.format("about=", "{'rank': 0}"), said)
     kept = "CheckpointError: the checkpoint could not be written to .*, and the one before"
