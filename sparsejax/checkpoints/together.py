@@ -13,6 +13,7 @@ import jax
 
 from sparsejax.errors import CheckpointError
 from sparsejax.jobs import store
+from sparsejax.jobs.agreement import who
 
 
 _T = TypeVar("_T")
@@ -60,8 +61,9 @@ def on_all(what: str, do: Callable[[], _T]) -> _T:
     is_own = not isinstance(failed, CheckpointError) and follows <= first["follows"]
     if failed is not None and (alike or is_own):
         raise failed
-    who = f"process {cause} on host {first['host']}"
-    raise CheckpointError(f"{who}: {first['why']}") from failed
+    raise CheckpointError(
+        f"process {cause} on host {first['host']}: {first['why']}"
+    ) from failed
 
 
 def check_equal(what: str, own: str, shown: str, fix: str) -> None:
@@ -77,11 +79,10 @@ def check_equal(what: str, own: str, shown: str, fix: str) -> None:
         return
     given = {"host": socket.gethostname(), "own": own, "shown": shown}
     answers = store.of_all(what, given, _TO_DO)
-    first = answers[0]
+    first, hosts = answers[0], [one["host"] for one in answers]
     for process, one in enumerate(answers):
         if one["own"] != first["own"]:
             raise CheckpointError(
-                f"{what} differs between processes: on host {first['host']} (process 0) it "
-                f"is {first['shown']}, and on host {one['host']} (process {process}) "
-                f"{one['shown']}. {fix}"
+                f"{what} differs between processes: on {who([0], hosts)} it is "
+                f"{first['shown']}, and on {who([process], hosts)} {one['shown']}. {fix}"
             )

@@ -376,8 +376,9 @@ class ChunkedExchange:
         def silent(x):
             if weight is None:
                 return error(x)
-            own = jnp.where(weight == 0, 1, weight)
-            return jnp.where(weight == 0, weights.kept(x, weight), error(own * x) / own)
+            factor = jnp.where(weight == 0, 1, weight)
+            rest = error(factor * x) / factor
+            return jnp.where(weight == 0, weights.kept(x, weight), rest)
 
         held = [jnp.zeros_like(x) for x in waiting]
         return _Summed(parts, list(map(silent, leaves)), held, sent + cost)

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests.advise.doctor.test_processes import outputs
 from tests.helpers import processes
+from tests.helpers.processes import outputs
 
 
 WORKER = "tests.checkpoints.damaged_worker"

@@ -111,6 +111,16 @@ def printed(process, line):
         timer.cancel()
 
 
+def outputs(jobs):
+    """Returns what each process has printed, once all have exited."""
+    try:
+        return [job.communicate(timeout=TIMEOUT)[0] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+
+
 def wait(processes):
     """Waits until all have exited with 0; fails with the output of one that did not."""
     try:

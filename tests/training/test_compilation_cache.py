@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tests.advise.doctor.test_processes import outputs
 from tests.helpers import processes
+from tests.helpers.processes import outputs
 
 
 def main(folder):

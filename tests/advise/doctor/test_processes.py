@@ -8,20 +8,12 @@ import socket
 import pytest
 
 from tests.helpers import processes
+from tests.helpers.processes import outputs
 
 
 WORKER = "tests.advise.doctor.agreeing_worker"
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
-
-
-def outputs(jobs):
-    try:
-        return [job.communicate(timeout=processes.TIMEOUT)[0] for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-            job.wait()
 
 
 @pytest.mark.parametrize(
