@@ -16,7 +16,7 @@ from sparsejax.checkpoints.description import (
     Value,
     joined,
 )
-from sparsejax.state.by_owner import ByOwner
+from sparsejax.state.by_owner import SAME_SHARDS, ByOwner
 from sparsejax.state.pending import Pending
 from sparsejax.state.per_rank import PerRank
 from sparsejax.state.sharded import Sharded
@@ -33,11 +33,13 @@ class Difference(NamedTuple):
         path: The path of the part that differs.
         saved: That part of the checkpoint, as text.
         fresh: That part of the fresh state, as text.
+        fix: What to do about it, if it is known.
     """
 
     path: str
     saved: str
     fresh: str
+    fix: str = ""
 
 
 def first_difference(saved: Part, fresh: Part, resizing: bool) -> Difference | None:
@@ -64,7 +66,8 @@ def _differ(
     if not isinstance(saved, Node) or not isinstance(fresh, Node):
         return Difference(path, str(saved), str(fresh))
     if (saved.type, saved.told) != (fresh.type, fresh.told):
-        return Difference(path, str(saved), str(fresh))
+        fix = SAME_SHARDS if fresh.kind is ByOwner and saved.type == fresh.type else ""
+        return Difference(path, str(saved), str(fresh), fix)
     for name in [*fresh.parts, *saved.parts]:
         if name not in saved.parts or name not in fresh.parts:
             was, now = (str(node.parts.get(name, "nothing")) for node in (saved, fresh))
@@ -124,11 +127,18 @@ _MATCHES = {
 
 
 def _differ_in_schemes(saved: Node, fresh: Node, path: str) -> Difference | None:
-    """Returns the first bucket that only one has, or whose state has another type."""
+    """Returns the first bucket that only one has, or whose state has another type.
+
+    Leaves that are sharded otherwise are in other buckets. Then only the types of their
+    states are compared.
+    """
     path = joined(path, "schemes")
     old, new = saved.parts["schemes"], fresh.parts["schemes"]
     if not isinstance(old, Node) or not isinstance(new, Node):
         return Difference(path, str(old), str(new))
+    types = [{_root(part) for part in node.parts.values()} for node in (old, new)]
+    if old.parts.keys() != new.parts.keys() and types[0] == types[1]:
+        return None
     for name in [*new.parts, *old.parts]:
         was, now = (
             _root(side.parts[name]) if name in side.parts else "nothing"

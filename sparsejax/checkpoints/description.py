@@ -169,6 +169,8 @@ def _told(node):
         return {"reduce": "mean" if node.mean else "sum"}
     if isinstance(node, Period):
         return {"every": node.every, "delay": node.delay}
+    if isinstance(node, ByOwner):
+        return {"of": list(node.paths), "shapes": [list(shape) for shape in node.shapes]}
     if isinstance(node, PerRank):
         return {} if node.paths is None else {"of": list(node.paths)}
     if isinstance(node, Pending):

@@ -131,6 +131,8 @@ def _check_same(record, fresh, here, others, folder, held):
     if found is None:
         return
     ranks = ""
+    fix = "Make `like` with the parameters and the transformation that were saved"
+    fix = found.fix or f"{fix}, and shard the parameters as they were."
     if others:
         ranks = f" It is of {record.ranks.number} ranks, and here are {here.number}"
         # For example, flax.nnx puts the nodes that tx made into its own containers.
@@ -139,9 +141,8 @@ def _check_same(record, fresh, here, others, folder, held):
     raise CheckpointError(
         f"the checkpoint in {folder} is of another model, of another transformation, or of "
         f"other options of it, than `like`: at {found.path!r} it has {found.saved}, and "
-        f"`like` has {found.fresh}. Make `like` with the parameters and the transformation "
-        f"that were saved. It was written by sparsejax {record.versions['sparsejax']} with "
-        f"JAX {record.versions['jax']}.{ranks}"
+        f"`like` has {found.fresh}. {fix} It was written by sparsejax "
+        f"{record.versions['sparsejax']} with JAX {record.versions['jax']}.{ranks}"
     )
 
 

@@ -195,7 +195,8 @@ class ChunkedExchange:
         over = tree.axes_of(leaves[places[0]])
         value = wire.per_rank(axes.as_varying(zeros, over) if over else zeros)
         of = tuple(paths[i] for i in places)
-        return ByOwner(value, wire.axis, of, ranks=jnp.int32(wire.ranks))
+        shapes = tuple(map(tuple, shapes))
+        return ByOwner(value, wire.axis, of, shapes, jnp.int32(wire.ranks))
 
     def _bucket(self, paths, leaves):
         """Returns one bucket of all leaves, for forecasts."""

@@ -116,6 +116,8 @@ def check_chain(
         if not summed and not has_tables:
             return jnp.zeros(())
         grads = structure.unflatten(local)
+        if isinstance(grads, optax.LookaheadParams):
+            grads = grads.fast  # gradients are of one of its two copies
         updates, after = _updated(tx, grads, state, params)
         if after is not None:
             if has_tables:

@@ -119,6 +119,13 @@ def _check_follows(inner, params):
             )
 
 
+def check_dtypes(params: Any) -> None:
+    """Raises unless all parameters are of real floating dtypes that ranks can add up."""
+    paths, leaves, _ = tree.flatten(sharded.apart(params).rest, f"init of {CALL}")
+    for path, leaf in zip(paths, leaves, strict=True):
+        tree.check_dtype(path, leaf)
+
+
 def check_kind(path: str, leaf: Any) -> None:
     """Raises unless a gradient is a dense array of a floating dtype.
 

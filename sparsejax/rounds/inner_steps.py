@@ -9,7 +9,6 @@ reduction of an optimizer over a whole gradient, such as its norm, is also over 
 and over no other.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -188,9 +187,11 @@ class Stacked(NamedTuple):
             for x, row, spec in zip(anchors, rows, self.specs, strict=True)
         ]
         given = structure.unflatten([node.value for node in nodes])
-        inside = functools.partial(inner.update, **extra)
+        by_rank, shared = self._split(extra)
+        inside = lambda by_rank, *given: inner.update(*given, **by_rank, **shared)
         update = jax.vmap(inside, spmd_axis_name=self._auto_axes())
-        updates, after = update(given, state.inner.value, structure.unflatten(own))
+        own = structure.unflatten(own)
+        updates, after = update(by_rank, given, state.inner.value, own)
         offset = jax.tree.map(_plus, state.offset.value, updates)
         known = self._known(params, structure)
         return Moved(
@@ -212,6 +213,25 @@ class Stacked(NamedTuple):
                 for x, spec in zip(leaves, self.specs, strict=True)
             ]
         )
+
+    def _split(self, extra):
+        """Splits further arguments into those with a rank axis and those for all ranks."""
+        ranks = ranks_of(self.mesh, self.axis_name)
+        arrays = {name: x for name, x in extra.items() if getattr(x, "ndim", 0)}
+        for name, x in arrays.items():
+            if x.shape[0] != ranks:
+                raise ArgumentError(
+                    f"{UPDATE} under jit: {name}= has the shape {list(x.shape)}: give one "
+                    f"number for all ranks, or an array of {ranks}, one for each, as the "
+                    "losses that sparsejax.per_replica returns."
+                )
+        shared = {name: x for name, x in extra.items() if name not in arrays}
+        kinds = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
+        if kinds[axis_names(self.axis_name)[0]] == AxisType.Explicit:
+            # All operands of `vmap` must be sharded over the ranks, as the gradients are.
+            over_ranks = NamedSharding(self.mesh, PartitionSpec(self.axis_name))
+            arrays = jax.reshard(arrays, over_ranks)
+        return arrays, shared
 
     @property
     def _is_auto(self):

@@ -139,6 +139,14 @@ class Overlap:
     def _step(self, grads, state, params=None, **extra):
         """Takes an inner step, and returns zeros as updates."""
         extra.pop("ids", None)
+        for name in ("weight", "dense"):
+            given = extra.pop(name, None)
+            if given is not None and given is not False:
+                raise ArgumentError(
+                    f"update of {_CALL}.steps was given {name}=, which is for the "
+                    "exchange, and that is a program of its own here: leave it out, or "
+                    "call tx.update, without Overlap."
+                )
         _, state = self._rounds.advance(grads, state, params, extra)
         return jax.tree.map(jnp.zeros_like, params), state
 

@@ -70,6 +70,7 @@ class Rounds:
 
     def init(self, params: Any) -> LocalStepsState:
         """Returns the first state; while observed, only the states of `sync`."""
+        checks.check_dtypes(params)
         fragments = self.fragments(params)
         anchors = [fragments.only(n, widened(params)) for n in range(fragments.count)]
         if observing.is_observing():

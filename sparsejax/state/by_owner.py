@@ -11,8 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from sparsejax.axes import AxisName
 from sparsejax.errors import StateError
 from sparsejax.state.per_rank import PerRank
+
+
+# Ends messages about leaves that are sharded otherwise than before.
+SAME_SHARDS = (
+    "Owners hold back sums of the blocks of each shard, so only the number of ranks may "
+    "change: shard the parameters as before, over axes of the same sizes, or continue from "
+    "the parameters and the optimizer's state, without what owners hold back."
+)
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -22,9 +31,38 @@ class ByOwner(PerRank):
     Each array is [ranks, shards, blocks of an owner, elements of a block]. The blocks of
     all owners, concatenated, are those of the leaves, padded with zeros. If a further mesh
     axis shards the leaves, each shard has its own blocks.
+
+    Attributes:
+        shapes: The shapes of the leaves in `paths`, of one shard. They determine which
+            element of a leaf is in which block.
     """
 
     is_divided = True
+
+    paths: tuple[str, ...]
+
+    def __init__(
+        self,
+        value: Any,
+        axis_name: AxisName,
+        paths: tuple[str, ...],
+        shapes: tuple[tuple[int, ...], ...],
+        ranks: Any = None,
+    ):
+        super().__init__(value, axis_name, paths, ranks=ranks)
+        self.shapes = shapes
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        """Flattens for JAX: arrays are children, the rest is part of the structure."""
+        children, _ = super().tree_flatten_with_keys()
+        return children, (self.axis_name, self.paths, self.shapes)
+
+    @classmethod
+    def tree_unflatten(cls, rest, children):
+        """Unflattens for JAX."""
+        value, ranks = children
+        axis_name, paths, shapes = rest
+        return cls(value, axis_name, paths, shapes, ranks)
 
     def resized(
         self, fresh: "ByOwner", whole: Callable[..., np.ndarray], path: str
@@ -36,6 +74,12 @@ class ByOwner(PerRank):
             whole: A function from a path and a `jax.Array` to the whole NumPy array.
             path: The path of the node in the state.
         """
+        was, now = ([list(shape) for shape in node.shapes] for node in (self, fresh))
+        if was != now:
+            raise StateError(
+                f"the owners of the state hold at {path!r} blocks of shards of the shapes "
+                f"{was}, those of `like` of {now}. {SAME_SHARDS}"
+            )
 
         def one(x, y):
             x = whole(path, x)
@@ -44,7 +88,7 @@ class ByOwner(PerRank):
                 raise StateError(
                     f"the owners of the state hold at {path!r} blocks of {x.shape[3]} "
                     f"numbers of {x.shape[1]} shards, those of `like` blocks of {length} "
-                    f"of {shards}: only the number of ranks may be another."
+                    f"of {shards}. {SAME_SHARDS}"
                 )
             blocks = x.swapaxes(0, 1).reshape(shards, -1, length)
             most = ranks * share

@@ -8,6 +8,7 @@ was made: if a tool cuts the array to another shape, the number shows that rows 
 """
 
 import contextvars
+import copy
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -71,14 +72,17 @@ class PerRank:
 
     def with_value(self, value: Any) -> Self:
         """Returns a copy with another value, for the same ranks."""
-        return type(self)(value, self.axis_name, self.paths, self.same, self.ranks)
+        other = copy.copy(self)
+        other.value = value
+        return other
 
     def specs(self, value: Any) -> Self:
         """Returns the PartitionSpecs of all its arrays, from those of `value`."""
-        ranks = None if self.ranks is None else PartitionSpec()
-        return type(self)(value, self.axis_name, self.paths, self.same, ranks)
+        other = self.with_value(value)
+        other.ranks = None if self.ranks is None else PartitionSpec()
+        return other
 
-    def tree_flatten_with_keys(self):
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         """Flattens for JAX: arrays are children, the rest is part of the structure."""
         keys = [jax.tree_util.GetAttrKey(name) for name in ("value", "ranks")]
         children = zip(keys, (self.value, self.ranks), strict=True)

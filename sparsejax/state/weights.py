@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from sparsejax.axes import axis_names, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.state import tree
 from sparsejax.units.indices import comparable
@@ -68,11 +70,30 @@ def own_weight(weight: Any, wire: Wire) -> jax.Array:
         weight: This rank's weight, a scalar or [1], or [ranks] the weights of all.
         wire: The ranks.
     """
-    weight = jnp.asarray(weight, jnp.float32)
-    if weight.shape not in ((), (1,), (wire.ranks,)):
+    weight = _checked(weight, wire.ranks)
+    if weight.size > 1 and varying_axes(weight) & {*axis_names(wire.axis)}:
         raise ArgumentError(
-            f"weight must be one number of this rank, or one for each of {wire.ranks} "
-            f"ranks, got the shape {list(weight.shape)}."
+            f"weight has {wire.ranks} numbers, as many as there are ranks, and they differ "
+            "by rank, as those of the examples of a batch do: give one number of this "
+            "rank, such as weight.sum()."
         )
     weight = wire.per_rank(jnp.where(weight < 0, jnp.nan, weight))
     return weight[wire.rank] if weight.size > 1 else weight.reshape(())
+
+
+def replicated(weight: Any, ranks: int, mesh: Mesh | AbstractMesh) -> jax.Array:
+    """Returns the weights of all ranks under `jit`, replicated over a mesh.
+
+    Of a sharded array each device would have a part, whose shape says nothing of the ranks.
+    """
+    return jax.reshard(_checked(weight, ranks), NamedSharding(mesh, PartitionSpec()))
+
+
+def _checked(weight, ranks):
+    weight = jnp.asarray(weight, jnp.float32)
+    if weight.shape not in ((), (1,), (ranks,)):
+        raise ArgumentError(
+            f"weight must be one number of this rank, or one for each of {ranks} ranks, "
+            f"got the shape {list(weight.shape)}."
+        )
+    return weight

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax import arguments, axes, schemes
+from sparsejax import arguments, axes, branches, schemes
 from sparsejax.axes import AxisName
 from sparsejax.schemes import row_lists
 from sparsejax.schemes.base import Scheme
@@ -16,7 +16,7 @@ from sparsejax.schemes.or_dense import suited
 from sparsejax.state import sharded, tree
 from sparsejax.transforms.buckets import ByRules, Everything
 from sparsejax.transforms.sync import check_deterministic, check_scheme
-from sparsejax.units import merging
+from sparsejax.units import bits, merging
 from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.sparse_tensor import SparseTensor, from_units
@@ -145,8 +145,34 @@ def _sum_of_lists(scheme, wire, shape, indices, values):
         if sums is None:
             return None
         total = sums.totals[0]
-    total = merging.nonzero_rows(total, wire.ranks * listed.capacity)
-    return total.ids, total.rows
+    return _without_zeros(total, wire.ranks * listed.capacity)
+
+
+def _without_zeros(total, capacity):
+    """Returns ascending ids and rows of a list of distinct ids, without rows of zeros.
+
+    Args:
+        total: The list, RowGrads.
+        capacity: The capacity of the result, an upper bound of the non-zero rows.
+    """
+    height = total.shape[0]
+    real = (total.ids < height) & bits.nonzero_units(total.rows)
+    ids = jnp.where(real, total.ids, height)
+
+    def as_is(ids, rows):
+        missing = max(capacity - ids.size, 0)
+        ids = jnp.pad(ids, (0, missing), constant_values=height)
+        rows = jnp.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1))
+        return ids[:capacity], rows[:capacity]
+
+    def moved(ids, rows):
+        found, place = merging.union(ids[None], capacity, height)
+        place = bits.unique_places(place[0], ids < height, capacity)
+        empty = jnp.zeros((capacity, *rows.shape[1:]), rows.dtype)
+        return found, empty.at[place].set(rows, mode="drop", unique_indices=True)
+
+    ascending = merging.is_ascending(ids, height)
+    return branches.cond(ascending, as_is, moved, ids, total.rows)
 
 
 _total_of_lists = jax.custom_jvp(_sum_of_lists, nondiff_argnums=(0, 1, 2))

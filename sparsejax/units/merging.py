@@ -60,34 +60,6 @@ def distinct_rows(grads: RowGrads) -> RowGrads:
     return RowGrads(ids, rows, grads.shape)
 
 
-def nonzero_rows(grads: RowGrads, capacity: int) -> RowGrads:
-    """Returns RowGrads of distinct, ascending ids, without the rows that are zero.
-
-    Args:
-        grads: Rows of distinct ids.
-        capacity: The capacity of the result, an upper bound of the non-zero rows.
-    """
-    height = grads.shape[0]
-    real = (grads.ids < height) & bits.nonzero_units(grads.rows)
-    ids = jnp.where(real, grads.ids, height)
-
-    def as_is(ids, rows):
-        missing = max(capacity - ids.size, 0)
-        ids = jnp.pad(ids, (0, missing), constant_values=height)
-        rows = jnp.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1))
-        return ids[:capacity], rows[:capacity]
-
-    def moved(ids, rows):
-        found, place = union(ids[None], capacity, height)
-        place = bits.unique_places(place[0], ids < height, capacity)
-        empty = jnp.zeros((capacity, *rows.shape[1:]), rows.dtype)
-        return found, empty.at[place].set(rows, mode="drop", unique_indices=True)
-
-    ascending = _is_ascending(ids, height)
-    ids, rows = branches.cond(ascending, as_is, moved, ids, grads.rows)
-    return RowGrads(ids, rows, grads.shape)
-
-
 def _without_rows(grads):
     """Returns RowGrads of the same capacity without rows, equal on all ranks."""
     ids = jnp.full(grads.capacity, grads.shape[0], jnp.int32)
@@ -221,7 +193,7 @@ def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax
     return found, place
 
 
-def _is_ascending(ids, nowhere):
+def is_ascending(ids: jax.Array, nowhere: int) -> jax.Array:
     """Returns whether ids are distinct and ascending, with sentinels `nowhere` last."""
     return jnp.all((ids[1:] > ids[:-1]) | (ids[1:] == nowhere))
 
@@ -231,7 +203,7 @@ def _has_each_once(ids, nowhere):
 
     It is unknown where ids do not ascend and finding out would take a sort.
     """
-    ascending = _is_ascending(ids, nowhere)
+    ascending = is_ascending(ids, nowhere)
     if nowhere > policy().flags * ids.size:
         return ascending
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from tests import helpers
@@ -79,3 +80,30 @@ def test_what_replicas_hold_back_is_kept_where_their_number_changes(saved, sizes
         sent = -np.asarray(run.params[name]) / RATE
         np.testing.assert_array_equal(sent + rest, given)
         assert rest.any() or name == "bias"
+
+
+def test_buckets_of_leaves_that_are_sharded_otherwise_are_other_ones(tmp_path):
+    """The states of schemes begin anew, and residuals keep their sum."""
+    tx = sparsejax.ok_topk_sync(0.2, "replica", reduce="sum", rules={"": "sparse"})
+
+    def run(replicas, specs):
+        mesh = helpers.grid(replica=replicas, fsdp=2)
+        params = {name: np.zeros((16, 8), np.float32) for name in specs}
+        params = helpers.placed(params, mesh, specs)
+        rng = np.random.default_rng(0)
+        drawn = rng.integers(-4, 5, (mesh.size, 16, 8)).astype(np.float32)
+        grads = {name: helpers.partial_sums(drawn, mesh) for name in params}
+        with jax.set_mesh(mesh):
+            state = sparsejax.init(tx, params)
+            return jax.jit(tx.update)(grads, state, params)[1], state
+
+    held = lambda state: jax.tree.map(
+        lambda x: np.asarray(x).sum(0), sparsejax.residuals(state)
+    )
+    state, _ = run(4, {"a": P("fsdp"), "b": P("fsdp")})
+    _, fresh = run(2, {"a": P("fsdp"), "b": P()})
+    sparsejax.save(tmp_path / "state", state)
+    moved = held(sparsejax.restore(tmp_path / "state", fresh))
+    for name, x in held(state).items():
+        np.testing.assert_array_equal(moved[name], x)
+        assert x.any()

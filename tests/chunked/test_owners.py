@@ -225,6 +225,25 @@ def test_blocks_change_owners_with_the_ranks(before, after, tmp_path):
             assert (wanted[count:] == 0).all()
 
 
+@pytest.mark.parametrize("sizes", [(2, 2), (4, 2)])
+def test_owners_of_other_shards_are_refused(sizes, tmp_path):
+    """Blocks of the same number and length may be of other elements."""
+    tx = sparsejax.chunked_sync("replica", **SMALL)
+
+    def first(spec, sizes):
+        mesh = helpers.grid(replica=sizes[0], fsdp=sizes[1])
+        with jax.set_mesh(mesh):
+            return sparsejax.init(tx, {"w": helpers.placed(np.zeros((16, 16)), mesh, spec)})
+
+    state, fresh = first(P("fsdp"), (2, 2)), first(P(None, "fsdp"), sizes)
+    sparsejax.save(tmp_path / "state", state)
+    shapes = r"\[\[8, 16\]\].*\[\[16, 8\]\].*shard the parameters as before"
+    with pytest.raises(errors.StateError, match=shapes):
+        sparsejax.resized(state, like=fresh)
+    with pytest.raises(errors.CheckpointError, match=shapes):
+        sparsejax.restore(tmp_path / "state", fresh)
+
+
 def test_densely_owners_send_what_they_hold_too():
     params = {"w": jnp.zeros((16, 24)), "b": jnp.zeros(40)}
     tx = sparsejax.chunked_sync(**SMALL)

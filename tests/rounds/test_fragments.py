@@ -263,6 +263,9 @@ def test_refusals_that_need_more_than_the_options():
     state = sparsejax.init(made(), params, mesh)
     with pytest.raises(errors.AxisError, match="the mesh has no axis 'data'; it has"):
         of_three.turn(params, state)
+    for name in ("weight", "dense"):
+        with pytest.raises(errors.ArgumentError, match=f"steps was given {name}=.*Overlap"):
+            of_three.steps.update(params, state, params, **{name: 1.0})
     trainer = sparsejax.data_parallel(model.loss_fn, made(), mesh, overlap=True)
     with pytest.raises(errors.ArgumentError, match="give it variables='by_rank'"):
         trainer.init(model.first(), variables={"mean": np.zeros(3)})

@@ -145,6 +145,34 @@ def test_accumulated_gradients_of_replicas_are_one_step():
         np.testing.assert_allclose(x, alone.params[-1][name][0], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", helpers.mostly_slow(helpers.KINDS, "explicit"))
+def test_an_inner_optimizer_gets_the_value_of_its_rank(kind):
+    """Polyak's step of each rank, by its own loss; an outer step is their mean."""
+    mesh = helpers.KINDS[kind](helpers.grid(replica=4))
+    first, targets = np.arange(8, dtype=np.float32).reshape(2, 4) / 8, np.arange(4.0)
+    inner, outer = optax.polyak_sgd(1.0), optax.sgd(1.0)
+    tx = sparsejax.local_steps(inner, every=1, outer=outer, axis_name="replica")
+    loss_fn = lambda params, x: ((params["w"] - x[0]) ** 2).sum()
+    value_and_grad = sparsejax.per_replica(jax.value_and_grad(loss_fn), "replica")
+
+    def moved(value_of):
+        params = {"w": helpers.placed(first, mesh, P())}
+        with jax.set_mesh(mesh):
+            state = sparsejax.init(tx, params)
+            own = sparsejax.local(params, "replica", state)
+            x = helpers.placed(targets.astype(np.float32), mesh, P("replica"))
+            losses, grads = value_and_grad(own, x)
+            return tx.update(grads, state, params, value=value_of(losses))[0]["w"]
+
+    apart = first - targets[:, None, None]
+    steps = [np.square(x).sum() / np.square(2 * x).sum() * 2 * x for x in apart]
+    wanted = -np.mean(steps, 0)
+    np.testing.assert_allclose(moved(lambda losses: losses), wanted, rtol=1e-5)
+    moved(lambda losses: losses.mean())  # one for all ranks
+    with pytest.raises(errors.ArgumentError, match=r"value= has the shape \[2\]: .* of 4"):
+        moved(lambda losses: np.zeros(2))
+
+
 def test_what_is_no_stack_of_gradients_is_refused():
     tx = sparsejax.local_steps(optax.sgd(0.1), every=2, axis_name="replica")
     run = Run(tx, "explicit")

@@ -133,6 +133,11 @@ def test_tables_by_rows_and_by_columns():
         sparsejax.init(local_steps(every=2), {"table": table}, MESH)
 
 
+def test_parameters_of_dtypes_that_ranks_cannot_add_up():
+    with pytest.raises(errors.LeafError, match=r"'w' is float8_e4m3fn; only real"):
+        sparsejax.init(local_steps(every=2), {"w": jnp.ones(3, jnp.float8_e4m3fn)}, MESH)
+
+
 def test_a_synchronization_behind_an_optimizer():
     sync = optax.chain(optax.adam(0.1), sparsejax.dense_sync())
     with pytest.raises(errors.StateError, match=r"would differ by rank"):

@@ -84,3 +84,37 @@ def test_a_table_that_ranks_share_out_is_refused():
     mapped = helpers.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=P("data"))
     with pytest.raises(errors.ArgumentError, match=r"weight=: 'table' is .*partition"):
         jax.eval_shape(mapped, table, state)
+
+
+NUMBERS = r"one for each of 4 ranks, got the shape \[8\]"
+
+
+@pytest.mark.parametrize("make", [sparsejax.zen_sync, sparsejax.chunked_sync])
+def test_under_jit_the_shape_is_that_of_the_whole_array(make):
+    """Of a sharded array each device has a part, of a shape that may be right."""
+    mesh, tx = helpers.grid(replica=RANKS, fsdp=2), make("replica", reduce="sum")
+    params = {"w": helpers.placed(jnp.zeros(SHAPE), mesh, P())}
+    grads = {"w": helpers.partial_sums(np.ones((mesh.size, *SHAPE), np.float32), mesh)}
+
+    def update(weight, spec):
+        with jax.set_mesh(mesh):
+            weight = helpers.placed(weight, mesh, spec)
+            state = sparsejax.init(tx, params)
+            step = lambda *args: tx.update(*args, weight=weight)[0]["w"]
+            return jax.jit(step)(grads, state, params)
+
+    whole, cut = update(WEIGHTS, P()), update(WEIGHTS, P("replica"))
+    np.testing.assert_array_equal(whole, cut)
+    sparsejax.check_replicas(cut)
+    for spec in (P(), P("replica"), P(("replica", "fsdp"))):
+        with pytest.raises(errors.ArgumentError, match=NUMBERS):
+            update(np.ones(8, np.float32), spec)
+
+
+def test_weights_of_examples_are_no_weights_of_ranks():
+    """As many numbers as there are ranks, which differ by rank."""
+    tx = sparsejax.dense_sync()
+    state = tx.init({"w": jnp.zeros(RANKS)})
+    update = lambda x: tx.update({"w": x}, state, weight=x)[0]
+    with pytest.raises(errors.ArgumentError, match=r"4 numbers.*differ by rank.*\.sum"):
+        helpers.run_ranks(update, np.ones((RANKS, RANKS), np.float32), RANKS)

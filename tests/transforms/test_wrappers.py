@@ -344,3 +344,25 @@ def test_a_rank_with_large_numbers_is_clipped_and_not_cleared(size):
     for name, x in grads.items():
         wanted = (x * (1e-3 * 2**-0.5 / norms)[:, None]).sum(0)
         np.testing.assert_allclose(found[name][0], wanted, rtol=1e-5)
+
+
+def test_a_clip_of_several_dtypes_has_one_norm():
+    """The squares of a float32 leaf overflow, those of a float64 leaf do not."""
+    clip, grads = sparsejax.transforms.clip_by_rank(1.0), {"a": [1e20, 0], "b": [1.0, 2]}
+    with jax.enable_x64(True):
+        of = {"a": jnp.float32, "b": jnp.float64}
+        given = {name: jnp.array([x] * 2, of[name]) for name, x in grads.items()}
+        found = helpers.run_ranks(lambda x: clip.update(x, optax.EmptyState())[0], given, 2)
+    np.testing.assert_allclose(found["a"][0], [2**-0.5, 0], rtol=1e-6)
+    np.testing.assert_allclose(found["b"][0], np.array([1, 2]) / 1e20 / 2**0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("norm", [1e6, 1e-3])
+def test_a_clip_has_the_derivative_of_optaxs(norm):
+    """One rank's, of numbers of ordinary size, whether they are clipped or not."""
+    ours, others = sparsejax.transforms.clip_by_rank(norm), optax.clip_by_global_norm(norm)
+    of = lambda tx: lambda x: (tx.update({"w": x}, optax.EmptyState())[0]["w"] ** 2).sum()
+    x = helpers.gradients(1, 9, 1.0)
+    found = helpers.run_ranks(jax.grad(of(ours)), x, 1)
+    np.testing.assert_allclose(found[0], jax.grad(of(others))(x[0]), rtol=1e-4, atol=1e-7)
+    assert not helpers.run_ranks(jax.grad(of(ours)), 0 * x, 1).any()

@@ -25,8 +25,9 @@ class QSGD(base.Rounding):
 
         sign(x_i) floor(s |x_i| / norm(x) + u) norm(x) / s
 
-    whose expectation is x_i. For comparison only: the rounded elements are sent as
-    floating-point numbers, not in few bits.
+    whose expectation is x_i. A leaf of float32 whose norm is below 1e-19 is rounded to 0.
+    For comparison only: the rounded elements are sent as floating-point numbers, not in few
+    bits.
 
     Attributes:
         density: Not used: all elements are sent.

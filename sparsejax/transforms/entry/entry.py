@@ -39,7 +39,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from sparsejax import axes
 from sparsejax.axes import AxisName, axis_names
 from sparsejax.errors import ArgumentError, AxisError, StateError, missing_axis
-from sparsejax.state import observing, sharded, tree
+from sparsejax.state import observing, sharded, tree, weights
 from sparsejax.state.parameters import ParameterSpecs, ranks_of
 from sparsejax.state.per_rank import OUTLINE, check_ranks, find
 from sparsejax.state.per_replica import is_per_replica, per_replica_nodes
@@ -130,6 +130,9 @@ class Entry:
                 "device's batch, and a gradient there is summed over several devices "
                 "before. Leave ids out: rows that are not zero are found without them."
             )
+        if extra.get("weight") is not None:
+            ranks = ranks_of(mesh, names)
+            extra["weight"] = weights.replicated(extra["weight"], ranks, mesh)
         entered = _EnteredUpdate(self, mesh, names)
         try:
             return entered(update, updates, state, params, extra)

@@ -87,7 +87,11 @@ def clip_by_rank(
             shards = [tuple(sorted(names - ranks)) for names in over]
         elif entered is None:
             select.check_shards(over, model_axis, "clip_norm")
-        numbers = [x.astype(wide(x.dtype)) for x in arrays]
+        if not leaves:
+            return updates, state
+        # All leaves in the widest dtype, so that one number scales them all.
+        widest = max([wide(x.dtype) for x in arrays], key=lambda dtype: dtype.itemsize)
+        numbers = [x.astype(widest) for x in arrays]
         # Numbers that are not finite are left out of the norm: it would be NaN, and so
         # would all clipped numbers.
         finite = [jnp.where(jnp.isfinite(x), x, 0) for x in numbers]
@@ -131,10 +135,13 @@ def _squares(x, model_axis):
 def _scales(most, squares):
     """Returns two factors that bring a norm down to `most`, from `_squares` of leaves.
 
-    The squares of float32 overflow from 2e19 on. Their product may be subnormal then.
+    The squares of float32 overflow from 2e19 on: the norm is then that of the numbers times
+    the first factor. The product of the factors may be subnormal.
     """
     square, small = sum(squares, jnp.zeros(2, jnp.float32))
     overflows = jnp.isinf(square)
     first = jnp.where(overflows, _unit(square.dtype), 1)
-    then = most / jnp.maximum(jnp.sqrt(square), most)
-    return first, jnp.where(overflows, most / jnp.sqrt(small), then)
+    square = jnp.where(overflows, small, square)
+    # The derivative of a root at 0 is infinite, also where the root is not used.
+    norm = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+    return first, most / jnp.maximum(norm, most * first)
