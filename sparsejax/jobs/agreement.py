@@ -18,6 +18,9 @@ from sparsejax.jobs.texts import listed
 Topics = Mapping[str, Mapping[str, str]]  # the values of each topic by name
 
 _NOTHING = "nothing"
+# Seconds to wait for processes that come to the same call; some may first read their data.
+TIMEOUT = 300.0
+
 _MOST = 5  # sentences about a topic
 _LONG = 160  # characters of a value
 

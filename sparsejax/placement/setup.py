@@ -27,7 +27,7 @@ from sparsejax.jobs.texts import text_of
 from sparsejax.state import observing, sharded, tree
 
 
-TIMEOUT = 300.0  # seconds; some hosts may first read their data
+TIMEOUT = agreement.TIMEOUT
 
 _SAME = "Give all processes the same"
 _FIXES = {
