@@ -14,7 +14,7 @@ from sparsejax.jobs import background
 from sparsejax.placement import initial, specs
 from sparsejax.placement.setup import TIMEOUT, Setup
 from sparsejax.rounds import Overlap
-from sparsejax.state import observing
+from sparsejax.state import observing, tree
 from sparsejax.state.per_rank import check_ranks, check_whole
 from sparsejax.training import ahead, numbers, placing, variables as of_variables
 from sparsejax.training.on_rank import asked, halves, losses, outputs
@@ -64,6 +64,8 @@ class DataParallel:
         check_vma,
         overlap,
     ):
+        if isinstance(tx, optax.MultiSteps):
+            tree.check_transformation(tx, ())
         if not isinstance(tx, optax.GradientTransformation) or not isinstance(mesh, Mesh):
             raise ArgumentError(
                 "sparsejax.data_parallel(loss_fn, tx, mesh) takes an optax transformation, "
@@ -108,7 +110,7 @@ class DataParallel:
         self._options = {"aux": aux, "variables": variables, "capacity": self._capacity}
         self._options |= {"weight": weight is not None, "ids": ids is not None}
         self._options |= {"check_every": check_every, "donate": donate}
-        self._options["check_vma"] = check_vma
+        self._options |= {"check_vma": check_vma, "overlap": bool(overlap)}
         self._checked = Checked(check_every, self._axis_name)
         self._reports = numbers.Reports()
         self._compiled: dict[Any, Any] = {}
