@@ -167,8 +167,8 @@ def _check_asked(asked: dict[int, str]) -> None:
         if what != asked[first]:
             raise JobError(
                 f"process {first} said {asked[first]} where process {process} said {what}: "
-                "call sparsejax.init, trainer.init, trainer.step, sparsejax.save, check_job "
-                "and doctor in the same order on all processes, in the same script."
+                "call sparsejax.init, trainer.init, trainer.step, sparsejax.save, check_job"
+                " and doctor in the same order on all processes, in the same script."
             )
 
 

@@ -41,6 +41,9 @@ _FIXES = {
     "trainer": f"{_SAME} arguments of sparsejax.data_parallel and trainer.init.",
 }
 
+# What decides which operations an update has: the numbers in these differ, too.
+_CAUSES = {"numbers": ("versions", "settings", "mesh", "parameters", "transformation")}
+
 
 class Setup:
     """The values on which the processes of a mesh must agree before the first collective.
@@ -106,14 +109,13 @@ class Setup:
             )
 
     def _disagreements(self, why):
-        what = f"what it gives {self._call}"
         topics = {
             "versions": versions.versions(),
             "settings": versions.settings(),
             **self.topics,
         }
         return agreement.disagreements(
-            what, topics, _FIXES, self._processes, self._timeout, why
+            self._call, topics, _FIXES, self._processes, self._timeout, why, _CAUSES
         )
 
     def say(self, topic: str, values: Mapping[str, Any]) -> None:

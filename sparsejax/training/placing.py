@@ -90,7 +90,7 @@ def _check_alike(on_host, call):
         each = _others(_of_all(hashes[1:]))
         number = min(each)
         raise ArgumentError(
-            f"{call}: process {each[number]} gives other numbers for {mine[number][0]!r} "
+            f"{call}: process {each[number]} has different values of {mine[number][0]!r} "
             "than process 0, and all must start from the same. Draw them on every process "
             "from one seed, or read them from one checkpoint."
         )

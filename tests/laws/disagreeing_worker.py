@@ -61,13 +61,13 @@ def main(coordinator, rank):
     other = alike | {"w": alike["w"].at[4000, 1].add(rank)}
     with pytest.raises(ArgumentError, match=r"init: process 1 .* 'params/w' .* one seed"):
         trainer.init(other, key=key)
-    with pytest.raises(ArgumentError, match="process 1 gives other numbers for 'key'"):
+    with pytest.raises(ArgumentError, match="process 1 has different values of 'key'"):
         trainer.init(alike, key=jax.random.key(rank))
     higher = alike | {"w": np.zeros((4096 + rank, 2))}
     match = r"'w' is float32\[4096, 2\] on host .* float32\[4097, 2\] on host .*process 1"
     with pytest.raises(JobError, match=match):
         trainer.init(higher)
-    match = r"'half' is nothing on host .*\(process 0\), and bfloat16\[3, 1\] on host"
+    match = r"'half' is absent on host .*\(process 0\), and bfloat16\[3, 1\] on host"
     with pytest.raises(JobError, match=match):
         trainer.init(alike if rank else {"w": alike["w"]})
     # As it was restored: every process has all of it.
@@ -171,7 +171,7 @@ def refuses_other_setups(mesh, params, rank):
     if rank:
         init(chain(), mesh=jax.make_mesh((1,), ("data",), devices=jax.local_devices()))
     else:
-        with pytest.raises(JobError, match=r"process 1 of 2 did not say .* within 1 s"):
+        with pytest.raises(JobError, match=r"process 1 of 2 did not reach .* within 1 s"):
             init(chain(), timeout=1)
 
 
