@@ -37,6 +37,7 @@ _FIXES = {
     "parameters": f"{_SAME} model.",
     "variables": f"{_SAME} variables.",
     "transformation": f"{_SAME} optimizer, rules and plan.",
+    "table": f"{_SAME} key, or the same numbers.",
     "numbers": f"{_SAME} optimizer, with the same learning rate and options.",
     "trainer": f"{_SAME} arguments of sparsejax.data_parallel and trainer.init.",
 }
