@@ -335,7 +335,7 @@ def _shown(key):
 def _hash(x):
     """Returns a hash of the numbers of an array, as text."""
     octets = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-    return hashlib.blake2b(octets, digest_size=8).hexdigest()
+    return hashlib.blake2b(octets.data, digest_size=8).hexdigest()
 
 
 def _filled_up(x, columns, xp: Any = jnp):

@@ -75,9 +75,14 @@ def main(coordinator, rank):
     changed = restored | {"half": restored["half"] + rank}
     with pytest.raises(ArgumentError, match=r"step: process 1 .* 'params/half'"):
         trainer.step(state._replace(params=changed), np.ones((1, 1), np.float32))
-    trainer.step(state._replace(params=restored), np.ones((1, 1), np.float32))
+    state, _ = trainer.step(state._replace(params=restored), np.ones((1, 1), np.float32))
     assert len(gathered) == 8
     assert max(gathered) < 500
+    # Of shapes that are new to both. Then both go on.
+    match = r"float32\[2, 1\] for each rank on .* 0\), and float32\[3, 1\] .* weight="
+    with pytest.raises(ArgumentError, match=match):
+        trainer.step(state, np.ones((2 + rank, 1), np.float32))
+    state, _ = trainer.step(state, np.ones((1, 1), np.float32))
 
     finds_other_bits(mesh, state.params, rank)
     refuses_other_setups(mesh, restored, rank)
@@ -178,8 +183,13 @@ def refuses_other_setups(mesh, params, rank):
 def finds_other_bits(mesh, params, rank):
     """A bit that differs is found and told on both; what is the same passes."""
     import sparsejax
-    from sparsejax.errors import ReplicaError
+    from sparsejax.errors import ArgumentError, ReplicaError
 
+    match = r"leaves differ .*\n.* 'number' is float32\[\] on .* and absent on host"
+    with pytest.raises(ArgumentError, match=match):
+        sparsejax.check_replicas(
+            {k: v for k, v in params.items() if rank == 0 or k != "number"}
+        )
     sparsejax.check_replicas(params)
     make = functools.partial(
         jax.make_array_from_single_device_arrays, sharding=NamedSharding(mesh, P())
