@@ -72,9 +72,7 @@ class Agreed:
         new = f"process {store.place().process} gives {call} new {topic}, {shown}"
         with self._printing(f"sparsejax: {new}, and waits for other processes to do so."):
             try:
-                wrong = disagreements(
-                    call, {topic: texts}, {topic: self._fix}, processes, timeout
-                )
+                wrong = disagreements(call, {topic: texts}, {}, processes, timeout)
             except JobError as error:
                 if not self._known:
                     raise
@@ -84,7 +82,7 @@ class Agreed:
         if wrong:
             raise ArgumentError(
                 f"{call}: {topic} differ between processes:\n"
-                + "\n".join(f"* {one}" for one in wrong)
+                + "\n".join([*(f"* {one}" for one in wrong), self._fix])
             )
 
     @contextlib.contextmanager

@@ -57,7 +57,7 @@ def test_what_differs_is_named_on_all(monkeypatch):
     assert isinstance(error, ArgumentError)
     on = r"on host \S+ \(process {}\)"
     lines = rf"step: shapes differ between processes:\n\* x is \[4\] {on.format(0)}, and "
-    assert re.fullmatch(rf"{lines}\[3\] {on.format(1)}\. {FIX}", message(error))
+    assert re.fullmatch(rf"{lines}\[3\] {on.format(1)}\.\n{FIX}", message(error))
 
 
 def test_what_is_new_to_one_alone_is_printed_and_then_named(monkeypatch, capsys):

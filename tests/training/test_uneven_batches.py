@@ -18,7 +18,7 @@ from tests.helpers import jobs
 RANKS = 4
 
 
-def batch(length, kind=dict, dtype=np.float32):
+def batch(length, kind: type = dict, dtype: type = np.float32):
     return kind(x=np.ones((length, 3), dtype), y=np.zeros(length, np.int32))
 
 
@@ -61,12 +61,12 @@ def test_a_shorter_batch_of_one_process_is_refused_by_all(results):
     *errors, _ = results([batch(8)], [batch(4)])
     for error in errors:
         assert isinstance(error, ArgumentError)
-        head, x, y = message(error).split("\n")
+        head, x, y, fix = message(error).split("\n")
         assert head == "trainer.step: shapes differ between processes:"
         assert x.startswith("* the array 'x' is float32[2, 3] for each rank on host ")
         assert "(process 0), and float32[1, 3] for each rank on host" in x
         assert "* the array 'y' is int32[2] for each rank on host" in y
-        assert x.endswith("batch['mask'].sum()) how much counts.")
+        assert fix.endswith("weight=lambda batch: batch['mask'].sum()) how much counts.")
 
 
 def test_other_arrays_are_refused_by_all(results):
