@@ -76,13 +76,14 @@ def restore(
     """
     read = lambda: _read(path, like, about)
     places, found, others, folder, own = together.on_all("whether it can restore", read)
-    together.check_equal(
+    same = together.Same(
         "the checkpoint to restore",
         own,
         f"{folder} (of hash {own})",
         "Give all processes the same one: where it is the newest that a process finds, let "
         "process 0 look, and send its number to the others.",
     )
+    together.check_equal(same)
     return _put_together(like, places, found, others, reduce)
 
 
@@ -117,12 +118,14 @@ def _read(path, like, about):
 def _check_about(here, there, folder):
     """Raises if the `about` of the checkpoint differs from that of this run."""
     for name in [*here, *there]:
-        was, now = (side.get(name, "nothing") for side in (there, here))
-        if was != now:
-            raise CheckpointError(
-                f"the checkpoint in {folder} is of another run: of {name} it has {was}, "
-                f"and this run has {now}."
-            )
+        if name in here and name in there and here[name] == there[name]:
+            continue
+        was = f"of {name} it has {there[name]}" if name in there else ""
+        was = was or f"it has no about[{name!r}]"
+        now = here[name] if name in here else "none"
+        raise CheckpointError(
+            f"the checkpoint in {folder} is of another run: {was}, and this run has {now}."
+        )
 
 
 def _check_same(record, fresh, here, others, folder, held):

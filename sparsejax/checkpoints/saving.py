@@ -48,11 +48,13 @@ def save(
     Raises:
         CheckpointError: The path cannot be a checkpoint, or exists already; or the state
             could not be written or read back, and the path is left as it was. Or processes
-            give different `about`.
+            give different paths, or different `about`.
         ArgumentError: The path is no path, or the state has a leaf that no checkpoint can
             hold. Nothing was written.
         StateError: An array of the state was donated, or cut. Nothing was written.
-        JobError: Another process does not say in time whether it could write its part.
+        JobError: Another process does not call `save` within five minutes, for example
+            because only process 0 does. Or it does not say in time whether it could write
+            its part.
 
     Example:
         >>> opt_state = sparsejax.init(tx, params, mesh)
@@ -83,10 +85,20 @@ def save(
             f"{records.LARGEST:,}: keep long texts, and lists of numbers, as arrays."
         )
     together.check_equal(
-        "about=",
-        json.dumps(about, sort_keys=True),
-        str(about),
-        "What a checkpoint belongs to is the same on all processes: give all the same.",
+        together.Same(
+            "the path",
+            str(folder),
+            str(folder),
+            "All processes write their parts into one folder: give all the same path, "
+            "without a number of the process in it.",
+        ),
+        together.Same(
+            "about=",
+            json.dumps(about, sort_keys=True),
+            str(about),
+            "What a checkpoint belongs to is the same on all processes: give all the same.",
+        ),
+        call="sparsejax.save",
     )
     stored = list(map(_stored, arrays))
     reading.check_dtypes(arrays_of(part), stored)

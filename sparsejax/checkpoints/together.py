@@ -7,13 +7,13 @@ service, whether it could, so that none waits for another.
 
 import socket
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
 from sparsejax.errors import CheckpointError
 from sparsejax.jobs import store
-from sparsejax.jobs.agreement import who
+from sparsejax.jobs.agreement import TIMEOUT, who
 
 
 _T = TypeVar("_T")
@@ -66,23 +66,54 @@ def on_all(what: str, do: Callable[[], _T]) -> _T:
     ) from failed
 
 
-def check_equal(what: str, own: str, shown: str, fix: str) -> None:
-    """Raises on all processes unless they give equal texts. All processes call it.
+class Same(NamedTuple):
+    """A text that must be equal on all processes.
 
-    Args:
+    Attributes:
         what: What is compared, in words, for messages.
         own: The text of this process.
         shown: What messages show of it.
-        fix: What to do if they differ.
+        fix: What to do if it differs.
+    """
+
+    what: str
+    own: str
+    shown: str
+    fix: str
+
+
+def check_equal(*texts: Same, call: str = "") -> None:
+    """Raises on all processes unless they give equal texts. All processes call it.
+
+    Args:
+        *texts: The texts, which are compared in this order.
+        call: The public function, if this is the first that its processes say: one may not
+            have called it, and is waited for `jobs.agreement.TIMEOUT` seconds.
+
+    Raises:
+        CheckpointError: A text differs.
+        JobError: A process does not come in time.
     """
     if store.place().processes == 1:
         return
-    given = {"host": socket.gethostname(), "own": own, "shown": shown}
-    answers = store.of_all(what, given, _TO_DO)
-    first, hosts = answers[0], [one["host"] for one in answers]
-    for process, one in enumerate(answers):
-        if one["own"] != first["own"]:
-            raise CheckpointError(
-                f"{what} differs between processes: on {who([0], hosts)} it is "
-                f"{first['shown']}, and on {who([process], hosts)} {one['shown']}. {fix}"
-            )
+    what = " and ".join(text.what for text in texts)
+    given = {"host": socket.gethostname(), "texts": [text[1:3] for text in texts]}
+    missed = {}
+    if call:
+        what = f"{what} for {call}"
+        missed["missed"] = f"call {call}"
+        missed["fix"] = (
+            "all processes call it, with one path. Remove `if jax.process_index() == 0` "
+            "around it."
+        )
+    answers = store.of_all(what, given, TIMEOUT if call else _TO_DO, **missed)
+    hosts = [one["host"] for one in answers]
+    for at, text in enumerate(texts):
+        each = [one["texts"][at] for one in answers]
+        (first, first_shown), *_ = each
+        for process, (own, shown) in enumerate(each):
+            if own != first:
+                raise CheckpointError(
+                    f"{text.what} differs between processes: on {who([0], hosts)} it is "
+                    f"{first_shown}, and on {who([process], hosts)} {shown}. {text.fix}"
+                )

@@ -2,18 +2,22 @@
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.placement import specs
+from sparsejax.placement.setup import TIMEOUT, Setup
+from sparsejax.state import tree
 from sparsejax.state.sharded import Sharded
 from sparsejax.wire.collectives import Wire
 
@@ -127,13 +131,23 @@ class ColumnTable(Sharded):
             axis_name: The mesh axis of the ranks, where the mesh has several axes.
             init: A function from a key, a shape and a dtype to values.
             dtype: The dtype of the values.
+
+        Raises:
+            JobError: The processes of the mesh give different keys, shapes or dtypes.
         """
-        arguments.check_whole("rows", rows, 1)
-        arguments.check_whole("dim", dim, 1)
-        arguments.check_dtype("dtype", dtype)
-        axis_name = specs.data_axis(mesh, axis_name, "sparsejax.ColumnTable.create")
-        ranks = specs.ranks_of(mesh, axis_name)
-        _check_dim(f"a table {[rows, dim]}", dim, ranks)
+        call = "sparsejax.ColumnTable.create"
+        job = Setup(call, mesh, TIMEOUT, key)
+        with job.made_ready():
+            arguments.check_whole("rows", rows, 1)
+            arguments.check_whole("dim", dim, 1)
+            arguments.check_dtype("dtype", dtype)
+            axis_name = specs.data_axis(mesh, axis_name, call)
+            ranks = specs.ranks_of(mesh, axis_name)
+            _check_dim(f"a table {[rows, dim]}", dim, ranks)
+            if job.is_shared:
+                job.say_mesh(mesh, axis_name)
+                shape = f"{jnp.dtype(dtype)}{[rows, dim]}"
+                job.say("table", {"the table": shape, "its key": _shown(key)})
 
         def make(key):
             return _filled_up(init(key, (rows, dim), dtype), width(dim, ranks) * ranks)
@@ -151,9 +165,28 @@ class ColumnTable(Sharded):
             values: [rows, dim], equal on all processes.
             mesh: The mesh.
             axis_name: The mesh axis of the ranks, where the mesh has several axes.
+
+        Raises:
+            JobError: The processes of the mesh give different values: they compare hashes.
         """
-        axis_name = specs.data_axis(mesh, axis_name, "sparsejax.ColumnTable.of")
-        ranks = specs.ranks_of(mesh, axis_name)
+        job = Setup("sparsejax.ColumnTable.of", mesh, TIMEOUT, values)
+        with job.made_ready():
+            axis_name = specs.data_axis(mesh, axis_name, "sparsejax.ColumnTable.of")
+            ranks = specs.ranks_of(mesh, axis_name)
+            values = cls._values(values, ranks)
+            if job.is_shared:
+                job.say_mesh(mesh, axis_name)
+                name = f"{values.dtype}{[*values.shape]} of hash {_hash(values)}"
+                job.say("table", {"the table": name})
+        dim = values.shape[1]
+        padded = _filled_up(values, width(dim, ranks) * ranks, np)
+        there = NamedSharding(mesh, PartitionSpec(None, axis_name))
+        value = jax.make_array_from_callback(padded.shape, there, lambda at: padded[at])
+        return cls(value, dim, axis_name)
+
+    @staticmethod
+    def _values(values, ranks):
+        """Returns the numbers of a table on the host; raises unless they can be one."""
         shape, dtype = np.shape(values), jnp.result_type(values)
         if len(shape) != 2 or not jnp.issubdtype(dtype, jnp.floating):
             raise ArgumentError(
@@ -171,21 +204,20 @@ class ColumnTable(Sharded):
                 "give the numbers."
             )
         _check_dim(f"a table {list(shape)}", shape[1], ranks)
-        values = np.asarray(values, dtype)
-        padded = _filled_up(values, width(shape[1], ranks) * ranks, np)
-        there = NamedSharding(mesh, PartitionSpec(None, axis_name))
-        value = jax.make_array_from_callback(padded.shape, there, lambda at: padded[at])
-        return cls(value, shape[1], axis_name)
+        return np.asarray(values, dtype)
 
     def whole(self) -> jax.Array:
         """Returns the table [rows, dim], outside of `shard_map`.
 
-        It stays sharded by columns if dim is a multiple of the number of ranks. Otherwise
-        it is replicated.
+        It is replicated, so each process can read it, and each device has room for it. Of
+        several processes all call this.
         """
-        if np.shape(self.value)[1] == self.dim:
-            return self.value
-        return axes.unsharded(self.value)[:, : self.dim]
+        whole = axes.unsharded(self.value)
+        if isinstance(whole, jax.Array) and not isinstance(whole, Tracer):
+            if isinstance(whole.sharding, NamedSharding):  # with Auto axes, still sharded
+                there = NamedSharding(whole.sharding.mesh, PartitionSpec())
+                whole = jax.device_put(whole, there)
+        return whole if np.shape(whole)[1] == self.dim else whole[:, : self.dim]
 
     def specs(self, path: str = "") -> "ColumnTable":
         """Returns the PartitionSpecs of the table, or of an optimizer's state of it."""
@@ -290,6 +322,20 @@ class ColumnTable(Sharded):
 def width(dim: int, ranks: int) -> int:
     """Returns the number of columns that a rank holds, including padding."""
     return -(-dim // ranks)
+
+
+def _shown(key):
+    """Returns the type and the numbers of a key as text."""
+    is_typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
+    data = jax.random.key_data(key) if is_typed else key
+    numbers = np.asarray(tree.here(data)).tolist()
+    return f"{jnp.result_type(key)} {numbers}"
+
+
+def _hash(x):
+    """Returns a hash of the numbers of an array, as text."""
+    octets = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    return hashlib.blake2b(octets.data, digest_size=8).hexdigest()
 
 
 def _filled_up(x, columns, xp: Any = jnp):

@@ -9,7 +9,7 @@ whatever the size of the model; and all processes report the same sentences.
 import hashlib
 import json
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sparsejax.jobs import store
 from sparsejax.jobs.texts import listed
@@ -17,7 +17,10 @@ from sparsejax.jobs.texts import listed
 
 Topics = Mapping[str, Mapping[str, str]]  # the values of each topic by name
 
-_NOTHING = "nothing"
+_ABSENT = "absent"
+# Seconds to wait for processes that come to the same call; some may first read their data.
+TIMEOUT = 300.0
+
 _MOST = 5  # sentences about a topic
 _LONG = 160  # characters of a value
 
@@ -28,22 +31,25 @@ def processes_of(devices: Iterable[object]) -> tuple[int, ...]:
 
 
 def disagreements(
-    what: str,
+    call: str,
     topics: Topics,
     fixes: Mapping[str, str],
     processes: Sequence[int],
     timeout: float,
     why: str = "",
+    causes: Mapping[str, Collection[str]] | None = None,
 ) -> list[str]:
     """Compares values between processes. All of them call it.
 
     Args:
-        what: The purpose of the comparison, in words, for messages.
+        call: The call in which they compare them, for messages.
         topics: The values of this process, by topic and name.
         fixes: The remedy if values of a topic differ, by topic.
         processes: The indices of the processes to compare, this one included.
         timeout: Seconds to wait for the others.
         why: The reason why this process has no values, or "".
+        causes: Topics whose values differ if those of others do: the others, by topic. They
+            are left out if one of the others differs.
 
     Returns:
         A sentence for each difference, the same list on all processes.
@@ -53,7 +59,8 @@ def disagreements(
     """
     hashes = {topic: _hash(values) for topic, values in topics.items()}
     own = {"host": socket.gethostname(), "why": why, "hashes": hashes}
-    answers = store.of_all(what, own, timeout, processes=processes)
+    what, missed = f"what it gives {call}", f"reach {call}"
+    answers = store.of_all(what, own, timeout, processes=processes, missed=missed)
     hosts = {p: one["host"] for p, one in zip(processes, answers, strict=True)}
     failed = [
         f"{who([p], hosts)} cannot go on: {one['why']}"
@@ -66,6 +73,8 @@ def disagreements(
     differing = [
         topic for topic in names if len({one["hashes"].get(topic) for one in answers}) > 1
     ]
+    follow = {topic for topic, of in (causes or {}).items() if {*of} & {*differing}}
+    differing = [topic for topic in differing if topic not in follow]
     if not differing:
         return []
     return _in_full(what, differing, topics, fixes, hosts, timeout)
@@ -80,7 +89,7 @@ def _in_full(what, differing, topics, fixes, hosts, timeout):
     first = store.of_all(asked, mine if is_first else None, timeout, hosts, processes)[0]
     others = {
         topic: {
-            name: mine[topic].get(name, _NOTHING)
+            name: mine[topic].get(name, _ABSENT)
             for name in {**first[topic], **mine[topic]}
             if mine[topic].get(name) != first[topic].get(name)
         }
@@ -94,7 +103,7 @@ def _in_full(what, differing, topics, fixes, hosts, timeout):
         names = dict.fromkeys(name for one in answers for name in one[topic])
         sentences = []
         for name in names:
-            common = first[topic].get(name, _NOTHING)
+            common = first[topic].get(name, _ABSENT)
             values = {p: one[topic].get(name, common) for p, one in by_process.items()}
             texts = differences(name, values, hosts)
             sentences += [f"{text}. {fixes.get(topic, '')}".strip() for text in texts]

@@ -22,6 +22,10 @@ from sparsejax.jobs.texts import listed
 
 _TO_READ = 5.0  # seconds that process 0 waits, before it raises, until others have read
 _LONGEST = (1 << 31) - 1  # milliseconds, 24 days
+_FIX = (
+    "see what that process prints on its host, and whether it runs the same script; if it "
+    "needs longer, give all of them a longer timeout."
+)
 
 # A counter for each set of processes. They ask their questions in the same order, so a
 # number identifies a question.
@@ -63,6 +67,8 @@ def of_all(
     timeout: float,
     hosts: Sequence[str] | Mapping[int, str] | None = None,
     processes: Sequence[int] | None = None,
+    missed: str = "",
+    fix: str = "",
 ) -> list:
     """Gathers a value from each process. All of them call it.
 
@@ -72,6 +78,9 @@ def of_all(
         timeout: Seconds to wait for the others.
         hosts: The host name of each process, by index, if known.
         processes: The indices of the processes, this one included; None for all of the job.
+        missed: What a process that is missing did not do, in words, for messages; "" if it
+            did not say the value.
+        fix: What to do then, a sentence; "" for a general one.
 
     Returns:
         The values, decoded from JSON, in the order of the processes' indices.
@@ -117,10 +126,9 @@ def of_all(
         ) from late
     when = f"within {timeout:g} s" if is_late else "before it ended"
     raise JobError(
-        f"{who} of {len(asking)} did not say {what} {when}"
-        + (f" ({came} did)" if came else "")
-        + ": see what that process prints on its host, and whether it runs the same "
-        "script; if it needs longer, give all of them a longer timeout."
+        f"{who} of {len(asking)} did not {missed or f'say {what}'} {when}"
+        + (f" ({came} did): " if came else ": ")
+        + (fix or _FIX)
     ) from late
 
 
@@ -159,8 +167,8 @@ def _check_asked(asked: dict[int, str]) -> None:
         if what != asked[first]:
             raise JobError(
                 f"process {first} said {asked[first]} where process {process} said {what}: "
-                "call sparsejax.init, trainer.init, check_job and doctor in the same order "
-                "on all processes, in the same script."
+                "call sparsejax.init, trainer.init, trainer.step, sparsejax.save, check_job"
+                " and doctor in the same order on all processes, in the same script."
             )
 
 

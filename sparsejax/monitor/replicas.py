@@ -26,6 +26,7 @@ from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, JobError, ReplicaError
 from sparsejax.jobs import agreement, background, store
+from sparsejax.jobs.agreed import Agreed
 from sparsejax.jobs.texts import listed
 from sparsejax.monitor import checksums
 from sparsejax.placement import specs
@@ -36,6 +37,7 @@ from sparsejax.wire.collectives import Wire
 
 _CALL = "sparsejax.check_replicas"
 _SEED = 0x52657031
+_AGREED = Agreed("leaves", "Give all processes the same tree.")
 _MOST = 4  # leaves that an error names
 _TO_NAME_HOSTS = 10.0  # seconds
 
@@ -52,7 +54,8 @@ def check_replicas(
     misses any other one with a probability of 2**-64.
 
     It reads each leaf once, sends eight bytes for it, and waits for the result, which is
-    cheap at every 100th step. All processes call it, for the same tree. The trainer of
+    cheap at every 100th step. All processes call it, for the same tree: the first time they
+    compare its paths, shapes and dtypes. The trainer of
     `sparsejax.data_parallel(..., check_every=100)` calls it by itself.
 
     Arrays without copies are not compared: those sharded over the ranks, such as a
@@ -69,6 +72,8 @@ def check_replicas(
         every: With `step`: nothing is done unless it is a multiple of this.
 
     Raises:
+        ArgumentError: On all processes, if they give other leaves.
+        JobError: The leaves are new to this process, and another does not come in time.
         ReplicaError: With the first leaves that differ, and the ranks, with their processes
             and hosts, whose copies differ from those of the majority.
 
@@ -124,6 +129,7 @@ def _compare(given, axis_name, when):
     for leaf in _leaves(given):
         if copied := _copied_over(leaf, axis_name):
             by_mesh.setdefault(leaf.mesh, []).append((leaf, copied))
+    _check_same(by_mesh)
     found: list[_Mismatch] = []
     for mesh, pairs in by_mesh.items():
         leaves = [leaf for leaf, _ in pairs]
@@ -132,6 +138,23 @@ def _compare(given, axis_name, when):
     if found:
         count = sum(map(len, by_mesh.values()))
         raise ReplicaError(_message(found, count, when))
+
+
+def _check_same(by_mesh):
+    """Raises on all processes if they give other leaves, which nothing could gather."""
+    leaves = [leaf for pairs in by_mesh.values() for leaf, _ in pairs]
+    key = tuple((x.keys, x.array.shape, x.array.dtype, x.array.sharding) for x in leaves)
+
+    def shown():
+        name = lambda leaf: f"the leaf {tree.named(leaf.keys)!r}"
+        kind = lambda x: f"{x.dtype}{[*x.shape]}"
+        placed = lambda leaf: f" sharded {_shortest(leaf.spec)}" if any(leaf.spec) else ""
+        return {name(x): f"{kind(x.array)}{placed(x)}" for x in leaves}
+
+    devices = [device for mesh in by_mesh for device in mesh.devices.flat]
+    processes = agreement.processes_of(devices)
+    if len(processes) > 1:
+        _AGREED.check(_CALL, key, shown, processes, agreement.TIMEOUT)
 
 
 def _leaves(given: Any) -> Iterator[_Leaf]:

@@ -16,6 +16,8 @@ from jax.extend import core
 from sparsejax.tracing import programs
 
 
+# Options of jitted functions inside a program, which decide how they are compiled.
+_OF_JIT = ("compiler_options_kvs", "donated_invars", "inline", "keep_unused", "name")
 _SIMPLE = bool | int | float | str
 _WHOLE = 1 << 12  # elements of a constant, up to which its values are compared
 
@@ -23,8 +25,9 @@ _WHOLE = 1 << 12  # elements of a constant, up to which its values are compared
 def numbers_of(program: core.ClosedJaxpr) -> dict[str, str]:
     """Returns the numbers and options of operations, with counts, by operation and type.
 
-    The order of operations is left out, because it may follow the order of a set, which
-    differs by process.
+    Options have names of their own, so that messages about numbers list numbers alone. The
+    order of operations is left out, because it may follow the order of a set, which differs
+    by process.
     """
     found: dict[str, collections.Counter[str]] = {}
     for name, text in _operations(program.jaxpr):
@@ -37,6 +40,8 @@ def numbers_of(program: core.ClosedJaxpr) -> dict[str, str]:
 def _operations(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str]]:
     """Yields the name of each operation, also of nested programs, and its numbers.
 
+    Then the name of its options, if it has any, and these.
+
     The operations of `checkify`'s checks are left out: JAX numbers checks in the order in
     which a process has traced them.
     """
@@ -48,9 +53,11 @@ def _operations(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str]]:
             continue
         types = ", ".join(dict.fromkeys(_type(var.aval) for var in equation.outvars))
         given = [_number(x.val) for x in equation.invars if isinstance(x, core.Literal)]
-        params = equation.params
-        given += [f"{k}={v}" for k, v in sorted(params.items()) if _is_simple(v)]
-        yield f"{equation.primitive.name} to {types or 'nothing'}", ", ".join(given)
+        name = f"{equation.primitive.name} to {types or 'nothing'}"
+        yield name, ", ".join(given)
+        params = sorted(equation.params.items())
+        if options := [f"{k}={v}" for k, v in params if _is_simple(v) and k not in _OF_JIT]:
+            yield f"the options of {name}", ", ".join(options)
         for inner in programs.held(equation):
             yield from _operations(inner.jaxpr)
 
@@ -61,7 +68,7 @@ def _type(aval: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    return repr(np.asarray(value).tolist())
+    return str(np.asarray(value))  # in as few digits as its dtype needs
 
 
 def _is_simple(value: Any) -> bool:
@@ -80,7 +87,7 @@ def _constant(x: Any) -> str:
 
 def _counted(texts: collections.Counter[str]) -> str:
     parts = [
-        (f"{text or 'no number'}" + (f" ({count} times)" if count > 1 else ""))
+        (f"{text or 'no constant'}" + (f" ({count} times)" if count > 1 else ""))
         for text, count in sorted(texts.items())
     ]
     return "; ".join(parts)

@@ -27,7 +27,7 @@ from sparsejax.jobs.texts import text_of
 from sparsejax.state import observing, sharded, tree
 
 
-TIMEOUT = 300.0  # seconds; some hosts may first read their data
+TIMEOUT = agreement.TIMEOUT
 
 _SAME = "Give all processes the same"
 _FIXES = {
@@ -37,9 +37,13 @@ _FIXES = {
     "parameters": f"{_SAME} model.",
     "variables": f"{_SAME} variables.",
     "transformation": f"{_SAME} optimizer, rules and plan.",
+    "table": f"{_SAME} key, or the same numbers.",
     "numbers": f"{_SAME} optimizer, with the same learning rate and options.",
     "trainer": f"{_SAME} arguments of sparsejax.data_parallel and trainer.init.",
 }
+
+# What decides which operations an update has: the numbers in these differ, too.
+_CAUSES = {"numbers": ("versions", "settings", "mesh", "parameters", "transformation")}
 
 
 class Setup:
@@ -106,14 +110,13 @@ class Setup:
             )
 
     def _disagreements(self, why):
-        what = f"what it gives {self._call}"
         topics = {
             "versions": versions.versions(),
             "settings": versions.settings(),
             **self.topics,
         }
         return agreement.disagreements(
-            what, topics, _FIXES, self._processes, self._timeout, why
+            self._call, topics, _FIXES, self._processes, self._timeout, why, _CAUSES
         )
 
     def say(self, topic: str, values: Mapping[str, Any]) -> None:

@@ -199,24 +199,24 @@ def check_dtype(path: str, leaf: Any) -> None:
 def check_transformation(tx: Any, params: Any) -> None:
     """Raises unless `tx` is an optax transformation and `params` a tree of arrays."""
     is_tx = lambda node: isinstance(node, optax.GradientTransformation)
-    wanted = "optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))"
     if not is_tx(tx):
-        swapped = ", and params is one: they are swapped" if is_tx(params) else ""
-        swapped = ": call it" if inspect.isfunction(tx) else swapped
+        fix = ", and params is one: they are swapped" if is_tx(params) else ""
+        fix = ": call it" if inspect.isfunction(tx) else fix
+        if isinstance(tx, optax.MultiSteps):
+            fix = ": sparsejax.accumulate(tx, every=k) around the chain does what it does"
         raise ArgumentError(
-            f"tx must be an optax transformation, such as {wanted}, got a "
-            f"{type(tx).__name__}{swapped}."
+            "tx must be an optax transformation, such as optax.chain(sparsejax.zen_sync(), "
+            f"optax.adam(1e-3)), got a {type(tx).__name__}{fix}."
         )
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_tx):
         if hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex):
             continue
-        where = f"their leaf {named(keys)!r}" if keys else "params"
+        it = f"their leaf {named(keys)!r}" if keys else "params"
         fix = "those of a flax model are nnx.state(model, nnx.Param) or model.init(key, x)"
         if is_tx(leaf):
             fix = "an optimizer goes first, (tx, params), and the parameters second"
         raise ArgumentError(
-            f"params must be a tree of arrays, and {where} is a {type(leaf).__name__}: "
-            f"{fix}."
+            f"params must be a tree of arrays, and {it} is a {type(leaf).__name__}: {fix}."
         )
 
 

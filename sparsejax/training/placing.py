@@ -6,6 +6,7 @@ hashes are exchanged. If a mesh has devices of some processes only, nothing is c
 in JAX's own `device_put`.
 """
 
+import functools
 import hashlib
 from typing import Any
 
@@ -18,6 +19,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
+from sparsejax.jobs import agreement
+from sparsejax.jobs.agreed import Agreed
+from sparsejax.jobs.agreement import TIMEOUT
 from sparsejax.placement import specs
 from sparsejax.state import tree
 
@@ -27,6 +31,12 @@ TRACED = (
     "the trainer's step and evaluation are compiled by themselves. Call them outside of "
     "jax.jit, jax.lax.scan and jax.grad; inside of these write a shard_map of your own, as "
     "docs/shard_map.md does."
+)
+# What to do where processes have batches of different shapes, for messages.
+_UNEVEN = (
+    "All processes need batches of one length in a step: fill up the last one, and say "
+    "with sparsejax.data_parallel(..., weight=lambda batch: batch['mask'].sum()) how much "
+    "counts."
 )
 
 
@@ -90,7 +100,7 @@ def _check_alike(on_host, call):
         each = _others(_of_all(hashes[1:]))
         number = min(each)
         raise ArgumentError(
-            f"{call}: process {each[number]} gives other numbers for {mine[number][0]!r} "
+            f"{call}: process {each[number]} has different values of {mine[number][0]!r} "
             "than process 0, and all must start from the same. Draw them on every process "
             "from one seed, or read them from one checkpoint."
         )
@@ -180,16 +190,48 @@ def is_placed(x: Any, mesh: Mesh, spec: PartitionSpec) -> bool:
 class Batches:
     """Places batches on a mesh, split over the ranks along their leading axis."""
 
+    # Seconds to wait for other processes if shapes are new; None compares nothing.
+    timeout: float | None = TIMEOUT
+
     def __init__(self, mesh: Mesh, axis_name: AxisName):
+        self._processes = agreement.processes_of(mesh.devices.flat)
+        self._agreed = Agreed("shapes", _UNEVEN)
         self._sharding = NamedSharding(mesh, PartitionSpec(axis_name))
         self._ranks = specs.ranks_of(mesh, axis_name)
         # The number of ranks that have a device in this process.
         places = self._sharding.addressable_devices_indices_map((self._ranks,))
         self._own_ranks = len({str(index) for index in places.values()})
 
-    def placed(self, batch: Any) -> Any:
-        """Returns the batch as global arrays."""
-        return jax.tree_util.tree_map_with_path(self._placed, batch)
+    def placed(self, batch: Any, call: str) -> Any:
+        """Returns the batch as global arrays.
+
+        A process derives their shapes from those of its own share. So several processes
+        compare shapes, once each.
+
+        Args:
+            batch: The batch, or this process's share of it.
+            call: The public function, for the error.
+
+        Raises:
+            ArgumentError: The batch cannot be split, or processes have different shapes.
+            JobError: The shapes are new to this process, and another does not come.
+        """
+        batch = jax.tree_util.tree_map_with_path(self._placed, batch)
+        if len(self._processes) > 1 and self.timeout is not None:
+            leaves, structure = jax.tree.flatten(batch)
+            key = structure, tuple((x.shape, x.dtype) for x in leaves)
+            shapes = functools.partial(self._shapes, batch)
+            self._agreed.check(call, key, shapes, self._processes, self.timeout)
+        return batch
+
+    def _shapes(self, batch):
+        """Returns the dtype of each array and the shape of a rank's share, by name."""
+        paths, leaves, _ = tree.flatten(batch)
+        share = lambda shape: [shape[0] // self._ranks, *shape[1:]]
+        return {
+            f"the array {path!r}": f"{x.dtype}{share(x.shape)} for each rank"
+            for path, x in zip(paths, leaves, strict=True)
+        }
 
     def _placed(self, path, x):
         if isinstance(x, Tracer):

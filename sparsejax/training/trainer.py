@@ -14,7 +14,7 @@ from sparsejax.jobs import background
 from sparsejax.placement import initial, specs
 from sparsejax.placement.setup import TIMEOUT, Setup
 from sparsejax.rounds import Overlap
-from sparsejax.state import observing
+from sparsejax.state import observing, tree
 from sparsejax.state.per_rank import check_ranks, check_whole
 from sparsejax.training import ahead, numbers, placing, variables as of_variables
 from sparsejax.training.on_rank import asked, halves, losses, outputs
@@ -64,6 +64,8 @@ class DataParallel:
         check_vma,
         overlap,
     ):
+        if isinstance(tx, optax.MultiSteps):
+            tree.check_transformation(tx, ())
         if not isinstance(tx, optax.GradientTransformation) or not isinstance(mesh, Mesh):
             raise ArgumentError(
                 "sparsejax.data_parallel(loss_fn, tx, mesh) takes an optax transformation, "
@@ -108,7 +110,7 @@ class DataParallel:
         self._options = {"aux": aux, "variables": variables, "capacity": self._capacity}
         self._options |= {"weight": weight is not None, "ids": ids is not None}
         self._options |= {"check_every": check_every, "donate": donate}
-        self._options["check_vma"] = check_vma
+        self._options |= {"check_vma": check_vma, "overlap": bool(overlap)}
         self._checked = Checked(check_every, self._axis_name)
         self._reports = numbers.Reports()
         self._compiled: dict[Any, Any] = {}
@@ -133,8 +135,10 @@ class DataParallel:
             key: A PRNG key, from which a different one is derived for each rank and step,
                 and passed to `loss_fn`.
             timeout: Seconds to wait for the other processes of the mesh, which compare
-                parameters, optimizer and options before training. None compares nothing.
+                parameters, optimizer and options before training, and later the shapes of
+                batches when they are new. None compares nothing.
         """
+        self._batches.timeout = timeout
         job = Setup("trainer.init", self._mesh, timeout)
         with job.made_ready():
             check_key(key)
@@ -196,7 +200,8 @@ class DataParallel:
             state: The state, from `init` or from the last step.
             batch: A tree of arrays: the shares of the ranks, one after another along the
                 leading axis. Each of several processes passes the shares of its own ranks,
-                all of the same length, or a global `jax.Array`.
+                all of the same length, or a global `jax.Array`. They compare shapes, when
+                these are new: one to which they are not new is waited for in vain.
             next_batch: The batch of the next step, if `sparsejax.embrace_sync` needs it;
                 None if there is none. If the next step is given another batch, delayed rows
                 are applied first. On a mesh of several processes they are not, since
@@ -208,6 +213,8 @@ class DataParallel:
             of each rank. With auxiliary outputs, the loss and these.
 
         Raises:
+            ArgumentError: The batch cannot be split, or processes give different shapes.
+            JobError: Another process does not come to a batch of new shapes in time.
             BadNumberError: With `sparsejax.skip_nonfinite(..., report=True)` for tx; its
                 `state` is the next state.
         """
@@ -229,7 +236,7 @@ class DataParallel:
         announced = next_batch if is_ahead else None
         batches = [batch] if announced is None else [batch, announced]
         # Batches are placed before the state is donated, so that an error loses no state.
-        batches = list(map(self._batches.placed, batches))
+        batches = [self._batches.placed(one, "trainer.step") for one in batches]
         step = self.compiled(state, has_next=len(batches) > 1)
         if is_ahead and not self._reported.is_kept(state.step, batch):
             step.eval_shape(state, *batches)  # neither does an error while tracing
@@ -313,7 +320,8 @@ class DataParallel:
         if not self._waits(state.params) and not has_late_rows:
             state = state._replace(opt_state=None)
         background.wait()
-        return self._evaluation(state)(state, self._batches.placed(batch))
+        batch = self._batches.placed(batch, "trainer.evaluate")
+        return self._evaluation(state)(state, batch)
 
     def compiled(self, state: TrainState, has_next: bool = False) -> Any:
         """Returns the jitted step, for `lower` and `compile`; one per structure of state.

@@ -112,6 +112,7 @@ def main(folder, coordinator, rank):
     newer = folder.parent / "6"
     sparsejax.save(newer, {"w": laid(numbers, devices)})
     told("another checkpoint 6", newer if rank == 1 else folder)
+    told("another path", do=lambda: sparsejax.save(folder.parent / f"of {rank}", {}))
     told("whose number 1", do=lambda: sparsejax.save(newer, {}, about={"rank": rank}))
     wrong = {"w": laid(0 * numbers, devices), "more": 1}
     told("another tree", like=wrong if rank == 1 else like)

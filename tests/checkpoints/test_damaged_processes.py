@@ -21,7 +21,7 @@ def test_what_is_damaged_for_one_process_is_refused_by_all(tmp_path):
     jobs = [processes.fork(WORKER, folder, address, rank) for rank in (0, 1)]
     told = outputs(jobs)
     assert [job.returncode for job in jobs] == [0, 0], told
-    cases = re.compile(r"^([a-z ]+ \d|another tree|at last): (.*)$", re.M)
+    cases = re.compile(r"^([a-z ]+ \d|another tree|another path|at last): (.*)$", re.M)
     first, second = (dict(cases.findall(output)) for output in told)
     alike = lambda cases: {k: v for k, v in cases.items() if not k.startswith("full")}
     assert alike(first) == alike(second)
@@ -43,6 +43,9 @@ def test_what_is_damaged_for_one_process_is_refused_by_all(tmp_path):
         differ.format("the checkpoint to restore", r".*/5 \(of hash \w+\)"), said
     )
     assert re.search(r"\(process 1\) .*/6 \(of hash \w+\)\. Give all processes the ", said)
+    said = first.pop("another path")
+    assert re.match(differ.format("the path", ".*/of 0"), said)
+    assert re.search(r"\(process 1\) .*/of 1\. All processes write their parts ", said)
     said = first.pop("whose number 1")
     assert re.match(differ.format("about=", "{'rank': 0}"), said)
     kept = "CheckpointError: the checkpoint could not be written to .*, and the one before"

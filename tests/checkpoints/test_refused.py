@@ -278,9 +278,9 @@ def test_other_ranks_need_a_state_with_arrays(of_tx, nothing_is_read):
 def test_another_run_is_named(saved, nothing_is_read):
     restore = lambda about: sparsejax.restore(saved, LIKE, about=about)
     refused("of data it has wiki, and this run has news", restore, {"data": "news"})
-    refused("of seed it has nothing, and this run has 1", restore,
+    refused(r"run: it has no about\['seed'\], and this run has 1", restore,
             {"data": "wiki", "seed": 1})  # fmt: skip
-    refused("of data it has wiki, and this run has nothing", restore, {})
+    refused("of data it has wiki, and this run has none", restore, {})
     for about in (3, {"a": []}, {1: "a"}):
         refused("about must ", restore, about, error=ArgumentError)
 

@@ -1,12 +1,15 @@
 """What processes that read each for itself tell each other, each a thread here."""
 
+import functools
 import socket
 
 import jax
 import pytest
 
+import sparsejax
+from sparsejax.checkpoints import together
 from sparsejax.checkpoints.together import on_all
-from sparsejax.errors import ArgumentError, CheckpointError, message
+from sparsejax.errors import ArgumentError, CheckpointError, JobError, message
 from tests.helpers import jobs
 
 
@@ -63,3 +66,41 @@ def test_who_waited_for_another_in_vain_is_not_the_cause(monkeypatch):
     assert failed == (OSError, "no room")
     assert waited == (CheckpointError, f"process 1 on host {HOST}: no room")
     assert outcomes(monkeypatch, 3, late)[1] == (type(late), "DEADLINE")
+
+
+def saves(tmp_path, *given):
+    """Functions, one a process, that each save to a path, about something."""
+    save = lambda name, about: sparsejax.save(tmp_path / name, {"a": 1}, about=about)
+    return [functools.partial(save, *one) for one in given]
+
+
+def test_who_does_not_save_is_named_within_minutes(monkeypatch, tmp_path):
+    """One that has written its part is waited for longer: writing takes long."""
+    pytest.importorskip("orbax.checkpoint")
+    assert together.TIMEOUT == 300 < together._TO_DO
+    monkeypatch.setattr(together, "TIMEOUT", 0.3)
+    (save,) = saves(tmp_path, ("1", None))
+    error, _ = jobs.run(monkeypatch, [save, lambda: None])
+    assert isinstance(error, JobError)
+    assert message(error) == (
+        f"process 1 of 2 did not call sparsejax.save within 0.3 s (process 0 on {HOST} "
+        "did): all processes call it, with one path. Remove `if jax.process_index() == 0` "
+        "around it."
+    )
+    assert not any(tmp_path.iterdir())
+
+
+def test_all_save_to_one_path_about_the_same(monkeypatch, tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    functions = saves(tmp_path, ("1", None), ("1", None), ("2", None))
+    for error in jobs.run(monkeypatch, functions):
+        assert isinstance(error, CheckpointError)
+        text = (
+            f"the path differs between processes: on host {HOST} (process 0) it is "
+            f"{tmp_path}/1, and on host {HOST} (process 2) {tmp_path}/2. All processes "
+        )
+        assert message(error).startswith(text)
+    functions = saves(tmp_path, ("1", {"seed": 0}), ("1", {"seed": 1}))
+    for error in jobs.run(monkeypatch, functions):
+        assert "about= differs between processes: on host" in str(error)
+    assert not any(tmp_path.iterdir())

@@ -26,7 +26,7 @@ def main(out, coordinator=None, rank=0, scheduled=False):
     import pytest
 
     import sparsejax
-    from sparsejax.errors import ArgumentError
+    from sparsejax.errors import ArgumentError, JobError
     from tests.embrace import model
     from tests.helpers import mesh_of
 
@@ -56,7 +56,17 @@ def main(out, coordinator=None, rank=0, scheduled=False):
     table = state.params["sgd"]
     again = sparsejax.ColumnTable.of(table.whole(), mesh_of(RANKS))
     np.testing.assert_array_equal(again.whole(), table.whole())
+    even = np.arange(60 * 14, dtype=np.float32).reshape(60, 14)
+    auto = jax.make_mesh((RANKS,), ("data",), (jax.sharding.AxisType.Auto,))
+    for mesh in (auto, mesh_of(RANKS)):
+        table_of_even = sparsejax.ColumnTable.of(even, mesh)
+        np.testing.assert_array_equal(table_of_even.whole(), even)
     if coordinator is not None:
+        with pytest.raises(JobError, match=r"hash .* 0\), and float32\[60, 14\] of hash"):
+            sparsejax.ColumnTable.of(even + rank, mesh_of(RANKS))
+        key = jax.random.key(rank)
+        with pytest.raises(JobError, match=r"its key is key<fry> \[0, 0\] on host"):
+            sparsejax.ColumnTable.create(key, 60, 14, mesh_of(RANKS))
         with pytest.raises(ArgumentError, match=r"float32\[60, 14\] .* other processes"):
             sparsejax.ColumnTable.of(table.value, mesh_of(RANKS))
     np.savez(out, **held)

@@ -51,7 +51,7 @@ def test_a_run_of_something_else(store):
     sentences = {
         "--sync": ("dense", "of --sync it has rows, and this run has dense"),
         "--seed": (3, "of --seed it has 2, and this run has 3"),
-        "the data": ("abc", "of the data it has nothing, and this run has abc"),
+        "the data": ("abc", "it has no about['the data'], and this run has abc"),
     }
     for key, (value, sentence) in sentences.items():
         assert sentence in refused(again(store, **{key: value}).restore, state(0), 5)

@@ -47,7 +47,11 @@ def watched():
     [
         ("os.kill(os.getpid(), 9)", EventKind.LOST, "was killed (SIGKILL)"),
         ("os.kill(os.getpid(), 15)", EventKind.LOST, "was ended by SIGTERM"),
-        ("os.abort()", EventKind.ABORTED, "was aborted (SIGABRT)"),
+        (
+            "os.abort()",
+            EventKind.ABORTED,
+            "was aborted (SIGABRT), often because processes made different calls or gave",
+        ),
         ("os._exit(3)", EventKind.ABORTED, "ended with status 3"),
     ],
 )

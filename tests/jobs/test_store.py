@@ -19,7 +19,7 @@ def said(*topics, processes=None, timeout=20.0, why=()):
     return [
         functools.partial(
             agreement.disagreements,
-            *("what it gives init", own, FIXES, everyone, timeout, why.get(process, "")),
+            *("init", own, FIXES, everyone, timeout, why.get(process, "")),
         )
         for process, own in enumerate(topics)
     ]
@@ -43,7 +43,7 @@ def test_what_differs_is_named_with_both_sides_on_all(monkeypatch):
     assert first == [
         f"b is x on {host} (process 0), {host} (process 2), and y on {host} (process 1). "
         "Give all the same model.",
-        f"v is nothing on {host} (process 0), {host} (process 1), and z on {host} "
+        f"v is absent on {host} (process 0), {host} (process 1), and z on {host} "
         "(process 2). Give all the same model.",
     ]
 
@@ -89,7 +89,7 @@ def test_who_does_not_come_is_named_in_time(monkeypatch):
     for error in told[:2]:
         assert isinstance(error, JobError)
         text = str(error)
-        assert text.startswith("process 2 of 3 did not say what it gives init within 0.3 s")
+        assert text.startswith("process 2 of 3 did not reach init within 0.3 s")
         assert "process 0 on" in text
         assert "process 1 on" in text
 
@@ -103,7 +103,7 @@ def test_who_comes_too_late_is_told_so(monkeypatch):
         return last()
 
     one, other = jobs.run(monkeypatch, [first, late])
-    assert "process 1 of 2 did not say what it gives init within 0.2 s" in str(one)
+    assert "process 1 of 2 did not reach init within 0.2 s" in str(one)
     assert "all 2 processes said what it gives init, but one of them later than" in str(
         other
     )

@@ -61,13 +61,13 @@ def main(coordinator, rank):
     other = alike | {"w": alike["w"].at[4000, 1].add(rank)}
     with pytest.raises(ArgumentError, match=r"init: process 1 .* 'params/w' .* one seed"):
         trainer.init(other, key=key)
-    with pytest.raises(ArgumentError, match="process 1 gives other numbers for 'key'"):
+    with pytest.raises(ArgumentError, match="process 1 has different values of 'key'"):
         trainer.init(alike, key=jax.random.key(rank))
     higher = alike | {"w": np.zeros((4096 + rank, 2))}
     match = r"'w' is float32\[4096, 2\] on host .* float32\[4097, 2\] on host .*process 1"
     with pytest.raises(JobError, match=match):
         trainer.init(higher)
-    match = r"'half' is nothing on host .*\(process 0\), and bfloat16\[3, 1\] on host"
+    match = r"'half' is absent on host .*\(process 0\), and bfloat16\[3, 1\] on host"
     with pytest.raises(JobError, match=match):
         trainer.init(alike if rank else {"w": alike["w"]})
     # As it was restored: every process has all of it.
@@ -75,9 +75,14 @@ def main(coordinator, rank):
     changed = restored | {"half": restored["half"] + rank}
     with pytest.raises(ArgumentError, match=r"step: process 1 .* 'params/half'"):
         trainer.step(state._replace(params=changed), np.ones((1, 1), np.float32))
-    trainer.step(state._replace(params=restored), np.ones((1, 1), np.float32))
+    state, _ = trainer.step(state._replace(params=restored), np.ones((1, 1), np.float32))
     assert len(gathered) == 8
     assert max(gathered) < 500
+    # Of shapes that are new to both. Then both go on.
+    match = r"float32\[2, 1\] for each rank on .* 0\), and float32\[3, 1\] .*\n.* weight="
+    with pytest.raises(ArgumentError, match=match):
+        trainer.step(state, np.ones((2 + rank, 1), np.float32))
+    state, _ = trainer.step(state, np.ones((1, 1), np.float32))
 
     finds_other_bits(mesh, state.params, rank)
     refuses_other_setups(mesh, restored, rank)
@@ -171,15 +176,20 @@ def refuses_other_setups(mesh, params, rank):
     if rank:
         init(chain(), mesh=jax.make_mesh((1,), ("data",), devices=jax.local_devices()))
     else:
-        with pytest.raises(JobError, match=r"process 1 of 2 did not say .* within 1 s"):
+        with pytest.raises(JobError, match=r"process 1 of 2 did not reach .* within 1 s"):
             init(chain(), timeout=1)
 
 
 def finds_other_bits(mesh, params, rank):
     """A bit that differs is found and told on both; what is the same passes."""
     import sparsejax
-    from sparsejax.errors import ReplicaError
+    from sparsejax.errors import ArgumentError, ReplicaError
 
+    match = r"leaves differ .*\n.* 'number' is float32\[\] on .* and absent on host"
+    with pytest.raises(ArgumentError, match=match):
+        sparsejax.check_replicas(
+            {k: v for k, v in params.items() if rank == 0 or k != "number"}
+        )
     sparsejax.check_replicas(params)
     make = functools.partial(
         jax.make_array_from_single_device_arrays, sharding=NamedSharding(mesh, P())

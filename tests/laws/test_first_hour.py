@@ -258,6 +258,16 @@ ATTEMPTS = {
         lambda: sparsejax.residuals(on_mesh(optax.chain(ZEN(), ADAM))(PARAMS)),
         ("sparsejax.dgc()", "sparsejax.spardl_sync()"),
     ),
+    "MultiSteps itself": (
+        lambda: on_mesh(optax.MultiSteps(optax.chain(ZEN(), ADAM), 2))(PARAMS),
+        ("got a MultiSteps", "sparsejax.accumulate(tx, every=k) around the chain"),
+    ),
+    "a trainer with MultiSteps itself": (
+        lambda: sparsejax.data_parallel(
+            loss_fn, optax.MultiSteps(optax.chain(ZEN(), ADAM), 2), mesh_of(RANKS)
+        ),
+        ("got a MultiSteps", "sparsejax.accumulate(tx, every=k) around the chain"),
+    ),
     "a trainer with arguments swapped": (
         lambda: sparsejax.data_parallel(loss_fn, mesh_of(RANKS), ADAM),
         ("data_parallel(loss_fn, tx, mesh)", "got a Mesh"),

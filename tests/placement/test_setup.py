@@ -75,7 +75,7 @@ OTHER = {
     ),
     "path": (
         (chain(), {"table": PARAMS["table"], "shift": PARAMS["bias"]}),
-        r"'bias' is float32\[3\] on host .*, and nothing on host .*process 1",
+        r"'bias' is float32\[3\] on host .*, and absent on host .*process 1",
     ),
     "density": (
         (chain(density=0.2), PARAMS),
@@ -91,7 +91,7 @@ OTHER = {
     ),
     "every": (
         (sparsejax.accumulate(chain(), every=3), PARAMS),
-        r"what is around the synchronization is nothing on .*every=3.* on host",
+        r"what is around the synchronization is absent on .*every=3.* on host",
     ),
     "learning rate": (
         (chain(rate=2e-3), PARAMS),
@@ -142,7 +142,7 @@ def test_who_does_not_call_init_is_named(told):
     one, _ = inits((chain(), PARAMS), (chain(), PARAMS), timeout=0.3)
     error, _ = told([one, lambda: None])
     assert isinstance(error, JobError)
-    assert "process 1 of 2 did not say what it gives sparsejax.init within" in str(error)
+    assert "process 1 of 2 did not reach sparsejax.init within" in str(error)
 
 
 def test_bind_and_the_trainer_compare_too(told):
@@ -152,9 +152,9 @@ def test_bind_and_the_trainer_compare_too(told):
     (reason,) = refused(told([lambda p=p: bound.init(p) for p in (PARAMS, other)]))[:1]
     assert "'bias' is float32[3] on host" in reason
 
-    def trainer(params, key=None, **options):
+    def trainer(params, key=None, tx=None, **options):
         loss_fn = lambda params, batch, **given: jnp.mean(params["bias"]) * batch.mean()
-        made = sparsejax.data_parallel(loss_fn, chain(), mesh, **options)
+        made = sparsejax.data_parallel(loss_fn, tx or chain(), mesh, **options)
         return functools.partial(made.init, params, key=key)
 
     (reason,) = refused(told([trainer(PARAMS), trainer(other)]))[:1]
@@ -165,6 +165,32 @@ def test_bind_and_the_trainer_compare_too(told):
         "check_every is None",
         "key is True",
     ]
+    late = sparsejax.local_steps(optax.sgd(0.1), every=3, delay=1)
+    both = [trainer(PARAMS, tx=late, overlap=overlap) for overlap in (False, True)]
+    (reason,) = refused(told(both))
+    assert reason.startswith("overlap is False on host ")
+    assert "(process 0), and True on host " in reason
+
+
+def test_numbers_that_follow_from_what_differs_are_left_out(told):
+    """Of another shape, or another chain, each operation of the update is another one."""
+    head = PARAMS | {"bias": np.zeros(4, np.float32)}
+    (reason,) = refused(told(inits((chain(), PARAMS), (chain(), head))))
+    assert reason.startswith("the parameter 'bias' is float32[3] on host ")
+    other = sparsejax.accumulate(chain(), every=3)
+    reasons = refused(told(inits((chain(), PARAMS), (other, PARAMS))))
+    assert reasons
+    assert not any("in the update of tx" in reason for reason in reasons)
+    # Of numbers, those of the operation alone, without the options of a jitted function.
+    clipped = [
+        (optax.chain(chain(), optax.clip(number)), {"w": PARAMS["bias"]})
+        for number in (1.0, 2.0)
+    ]
+    (reason,) = refused(told(inits(*clipped)))
+    name = re.escape("jit to float32[3] in the update of tx is ")
+    on = r" on host \S+ \(process {}\)"
+    match = rf"{name}-1\.0, 1\.0{on.format(0)}, and -2\.0, 2\.0{on.format(1)}\. Give all "
+    assert re.match(match, reason)
 
 
 def test_nobody_is_asked_where_nothing_is_made_or_the_mesh_is_one_process_own(monkeypatch):
@@ -220,6 +246,11 @@ def test_numbers_of_a_program_do_not_depend_on_its_order():
     first, second = (program.numbers_of(jax.make_jaxpr(f)(x)) for f in (one, turned))
     assert first == second
     assert first["mul to float32[4]"] == "3.0"
+    assert first["add to float32[4]"] == "no constant"
+    cubed = program.numbers_of(jax.make_jaxpr(lambda x: jnp.clip(x, 1, 2) ** 3)(x))
+    assert cubed["jit to float32[4]"] == "1, 2"
+    assert "the options of jit to float32[4]" not in cubed  # its name
+    assert cubed["the options of integer_pow to float32[4]"] == "y=3"
     other = program.numbers_of(jax.make_jaxpr(lambda x: one(x * 2.0))(x))
     assert other["mul to float32[4]"] == "2.0; 3.0"
     held = np.arange(3.0, dtype=np.float32)

@@ -79,7 +79,11 @@ class Process:
                 f"was killed ({name}): by somebody, or because memory was full",
             )
         if number == signal.SIGABRT:
-            return EventKind.ABORTED, f"was aborted ({name}): what it printed last says why"
+            return (
+                EventKind.ABORTED,
+                f"was aborted ({name}), often because processes made different calls or "
+                "gave batches of different shapes: what it printed last says why",
+            )
         return EventKind.LOST, f"was ended by {name}"
 
     def _status(self):
