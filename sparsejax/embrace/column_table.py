@@ -127,6 +127,14 @@ class ColumnTable(Sharded):
             axis_name: The mesh axis of the ranks, where the mesh has several axes.
             init: A function from a key, a shape and a dtype to values.
             dtype: The dtype of the values.
+
+        Returns:
+            The table.
+
+        Raises:
+            ArgumentError: `rows`, `dim` or `dtype` is out of range, or there are fewer
+                columns than ranks.
+            AxisError: The mesh does not have the axis, or has several and none is named.
         """
         arguments.check_whole("rows", rows, 1)
         arguments.check_whole("dim", dim, 1)
@@ -151,6 +159,14 @@ class ColumnTable(Sharded):
             values: [rows, dim], equal on all processes.
             mesh: The mesh.
             axis_name: The mesh axis of the ranks, where the mesh has several axes.
+
+        Returns:
+            The table.
+
+        Raises:
+            ArgumentError: The values are not floating-point [rows, dim], are on devices of
+                other processes, or have fewer columns than there are ranks.
+            AxisError: The mesh does not have the axis, or has several and none is named.
         """
         axis_name = specs.data_axis(mesh, axis_name, "sparsejax.ColumnTable.of")
         ranks = specs.ranks_of(mesh, axis_name)
