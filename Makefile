@@ -28,7 +28,7 @@ test: .venv/dev.stamp  ## Run the tests that are not slow
 test-all: .venv/dev.stamp  ## Run all tests
 	.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-fuzz: .venv/dev.stamp  ## Hold 10,000 drawn cases to the law, in half an hour
+fuzz: .venv/dev.stamp  ## Check 10,000 randomized cases against the invariants, in half an hour
 	@.venv/bin/python -m tests.fuzz $(ARGS)
 
 ptx: .venv/dev.stamp  ## Execute the kernels' PTX on the CPU, in a quarter of an hour

@@ -95,10 +95,11 @@ def of_fuzzing(records):
     missed = len(every["missed"])
     missing = f"**{missed} missing**" if missed else "none missing"
     yield [
-        "drawn cases, held to the law",
-        f"{every['cases']:,} cases of {len(laws)} laws, {every['programs']:,} programs",
+        "randomized cases, checked against the invariants",
+        f"{every['cases']:,} cases of {len(laws)} invariants, "
+        f"{every['programs']:,} programs",
         counted(every["cases"] - every["failures"], every["cases"]),
-        f"{ways} paths taken; of the required ones, {missing}",
+        f"{ways} code paths covered; of the required ones, {missing}",
         "" if every["failures"] else "rounding",
     ]
 
@@ -158,9 +159,9 @@ def of_replicas(records):
     added = [row["added"] for row in rows]
     yield [
         "one bit of a replica is flipped",
-        f"{len(rows)} trainings",
+        f"{len(rows)} training runs",
         counted(sum(x <= ADDED for x in added), len(rows)),
-        "found; to compare at every 100th step adds "
+        "detected; to compare at every 100th step adds "
         f"{min(added):.2%} to {max(added):.2%} of a step, {ADDED:.0%} promised",
         "",
     ]
@@ -225,10 +226,10 @@ def not_as_promised(records):
         if row["wrong"]:
             yield f"`{row['scheme']}`, {row['case']} as large as fit", row["wrong"]
     *laws, every = sorted(records.fuzz.rows, key=lambda row: row["law"] == "all")
-    failed = {f"drawn cases of `{row['law']}`": row["failures"] for row in laws}
+    failed = {f"randomized cases of `{row['law']}`": row["failures"] for row in laws}
     failed["cases kept from earlier"] = every["failures"] - sum(failed.values())
     yield from ((what, f"{n} failed") for what, n in failed.items() if n)
-    yield from (("no drawn case took this path", way) for way in every["missed"])
+    yield from (("no randomized case covered this path", way) for way in every["missed"])
     for row in records.replicas.rows:
         if row["added"] > ADDED:
             what = f"to compare replicas, {row['network']}, {row['sync']}"
@@ -278,7 +279,8 @@ def by_law(records):
         for row in records.fuzz.rows
         if row["law"] != "all"
     ]
-    return table(["law", "what holds", "cases", "failed", "paths taken"], rows, 2)
+    head = ["invariant", "what holds", "cases", "failed", "code paths covered"]
+    return table(head, rows, 2)
 
 
 def comparing(records):
@@ -317,7 +319,8 @@ def page():
 <!-- Made by `python docs/performance.py` from benchmarks/results: do not edit. -->
 
 What training does when something breaks, with all recorded figures:
-{cases:,} drawn cases, {len(jobs)} jobs with a fault on one host, runs of {longest:,} steps.
+{cases:,} randomized cases, {len(jobs)} jobs with a fault on one host, runs of {longest:,}
+steps.
 
 * Where a host is lost, the job has to end on all hosts in the promised time, with the name
   of that host, and the remaining hosts continue from the last checkpoint.
@@ -343,14 +346,14 @@ ended. Systems and faults have the names that `--schemes` and `--faults` of
 
 {by_kind_and_system(records)}
 
-## Drawn cases, by law
+## Randomized cases, by invariant
 
 {by_law(records)}
 
 ## Comparing replicas
 
 The time to compare a whole state on four simulated devices, where a step has eight
-examples a rank. Each training began with a flipped bit, which was found.
+examples a rank. Each training run began with a flipped bit, which was detected.
 
 {comparing(records)}
 

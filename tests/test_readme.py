@@ -276,9 +276,9 @@ def test_what_was_not_as_promised_is_seen(broken):
     page = broken.page()
     lines = [line.removesuffix(" |").split(" | ") for line in page.splitlines()]
     cells = {line[0]: line[1:5] for line in lines}
-    assert cells["| drawn cases, held to the law"] == [
-        *("70 cases of 1 laws, 9 programs", "**67 of 70**"),
-        *("1 paths taken; of the required ones, **1 missing**", ""),
+    assert cells["| randomized cases, checked against the invariants"] == [
+        *("70 cases of 1 invariants, 9 programs", "**67 of 70**"),
+        *("1 code paths covered; of the required ones, **1 missing**", ""),
     ]
     assert cells["| one host is cut off from the network"] == [
         *("3 jobs of 4 hosts, 2 systems, 2 seeds", "**2 of 3**"),
@@ -295,9 +295,9 @@ def test_what_was_not_as_promised_is_seen(broken):
     assert listed.splitlines() == [
         "* `zen`, cut, seed 1: `host 2 hung with a 'bar'`",
         "* `dgc`, 700 steps: `a process failed`",
-        "* drawn cases of `rows`: `2 failed`",
+        "* randomized cases of `rows`: `2 failed`",
         "* cases kept from earlier: `1 failed`",
-        "* no drawn case took this path: `rows: two`",
+        "* no randomized case covered this path: `rows: two`",
     ]
 
 

@@ -87,7 +87,7 @@ LOCAL = {
     "ranks": "SparseLoCo, over all ranks",
     "demo": "DeMo",
     "delayed": "DiLoCo, delayed",
-    "overlap": "DiLoCo beside the steps",
+    "overlap": "DiLoCo, overlapped",
 }
 # The runs whose losses are compared, and the rounds whose pace is.
 COMPARED, PACED = {"ranks": 8, "every": 5, "steps": 400, "tuning": False}, {"every": 30}

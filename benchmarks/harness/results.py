@@ -7,6 +7,14 @@ from typing import Any
 
 
 FOLDER = pathlib.Path(__file__).parent.parent / "results"
+# The modules that have moved since they recorded a file, and where they are now.
+_MOVED = {
+    "benchmarks.choosing_network": "benchmarks.papers.top_k.network",
+    "benchmarks.choosing_training": "benchmarks.papers.top_k.training",
+    "benchmarks.communication": "benchmarks.network.communication",
+    "benchmarks.sparse_training": "benchmarks.training.sparse_training",
+    "benchmarks.sparsifiers": "benchmarks.kernels.sparsifiers",
+}
 
 
 class Results:
@@ -41,14 +49,22 @@ class Results:
         return found[0]
 
     def measured(self) -> str:
-        """Returns JAX's version, the machines, the last date and the last command."""
+        """Returns JAX's version, the machines, the last date and the last command.
+
+        The command has the module's present name.
+        """
         runs = [self.head, *self.head.get("kept", [])]
         machines = sorted({_machine(run) for run in runs})
         newest = max(run["date"] for run in runs)
         return (
             f"JAX {self.head['jax']}, {' and '.join(machines)}, {newest}, "
-            f"last by `{self.head['command']}`"
+            f"last by `{_present(self.head['command'])}`"
         )
+
+
+def _present(command):
+    words = command.split(" ")
+    return " ".join(_MOVED.get(word, word) for word in words)
 
 
 def _machine(run):

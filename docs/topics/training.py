@@ -32,15 +32,15 @@ data parallelism for the same number of tokens, and on {hosts} at {rate} trains 
 {pace("SparseLoCo"):.2f} of the pace of steps without an exchange, where data parallelism
 has {pace("data parallel"):.2f}. The dense exchange of DiLoCo costs more of the pace
 ({between(cells("DiLoCo"), 2)}), and overlapped with the steps less
-({between(cells("DiLoCo beside the steps"), 2)}).
+({between(cells("DiLoCo, overlapped"), 2)}).
 
 **Limits.** The loss is higher: after the same number of tokens SparseLoCo ends
 {listed([f"{x:.1%}" for x in worse])} above data parallelism on {len(worse)} seeds, and
 DiLoCo {listed([f"{x:.1%}" for x in diloco])} on {len(diloco)}. On {MORE_RANKS} ranks data
 parallelism has twice the batch, and SparseLoCo ends
-{listed([f"{x:.1%}" for x in more])} above it. Turns of one side
-differ, by as much as {widest.low:.2f} to {widest.high:.2f}: the hosts share two cores, and
-an exchange takes processor time from the steps."""
+{listed([f"{x:.1%}" for x in more])} above it. Repetitions of
+one configuration differ, by as much as {widest.low:.2f} to {widest.high:.2f}: the hosts
+share two cores, and an exchange takes processor time from the steps."""
     conditions = f"""Left: a decoder, {row["steps"]} steps on eight simulated ranks in
 rounds of {row["every"]}, the mean of all seeds. Right: rounds of {many["every"]} steps,
 medians of turns with the least and the largest."""

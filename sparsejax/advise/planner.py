@@ -64,6 +64,14 @@ def make_plan(
     Returns:
         A `Plan`, for `sparsejax.sync(plan)`.
 
+    Raises:
+        ArgumentError: A number is out of range, `network` is not a `Network`, a candidate
+            is not a lossless scheme, or there is no profile.
+        LeafError: A parameter is not a floating-point array.
+        RuleError: A rule matches no leaf, or has an unknown value.
+        PlanError: The profiles are of other parameters, of another number of ranks, or were
+            kept while a function was traced.
+
     Example:
         >>> table = {"users": jnp.zeros((1000, 300)).at[:10].set(1.0)}
         >>> watch = lambda grads: sparsejax.profile(sparsejax.local(grads))

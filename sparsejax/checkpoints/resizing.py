@@ -48,6 +48,12 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     Returns:
         The new state, placed as `like` is.
 
+    Raises:
+        ArgumentError: A state has shapes without arrays, `like` is not on devices, or
+            `reduce` differs from that of the synchronization.
+        StateError: The states are of different transformations or parameters, a part of
+            the state cannot be moved to other ranks, or this process has only a part.
+
     Example:
         >>> fresh = sparsejax.init(tx, params, mesh)  # of four ranks
         >>> state = sparsejax.resized(state, like=fresh)  # it was saved by eight

@@ -40,9 +40,11 @@ def restore(
     """Reads a state that `sparsejax.save` has written, and places it on the current mesh.
 
     On the number of ranks that saved it, each device reads its own part, and training
-    continues as if it had not ended. On another number of ranks `sparsejax.resized`
-    distributes the state by rank. In a job of several processes all call it, and if one of
-    them cannot read its part, or reads another checkpoint, all raise.
+    continues as if it had not ended. (With `sparsejax.embrace_sync` delayed rows are
+    applied before the first step, which gives the same numbers up to rounding.) On another
+    number of ranks `sparsejax.resized` distributes the state by rank. In a job of several
+    processes all call it, and if one of them cannot read its part, or reads another
+    checkpoint, all raise.
 
     Args:
         path: The folder of the checkpoint.

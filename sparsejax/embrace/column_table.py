@@ -132,7 +132,13 @@ class ColumnTable(Sharded):
             init: A function from a key, a shape and a dtype to values.
             dtype: The dtype of the values.
 
+        Returns:
+            The table.
+
         Raises:
+            ArgumentError: `rows`, `dim` or `dtype` is out of range, or there are fewer
+                columns than ranks.
+            AxisError: The mesh does not have the axis, or has several and none is named.
             JobError: The processes of the mesh give different keys, shapes or dtypes.
         """
         call = "sparsejax.ColumnTable.create"
@@ -166,7 +172,13 @@ class ColumnTable(Sharded):
             mesh: The mesh.
             axis_name: The mesh axis of the ranks, where the mesh has several axes.
 
+        Returns:
+            The table.
+
         Raises:
+            ArgumentError: The values are not floating-point [rows, dim], are on devices of
+                other processes, or have fewer columns than there are ranks.
+            AxisError: The mesh does not have the axis, or has several and none is named.
             JobError: The processes of the mesh give different values: they compare hashes.
         """
         job = Setup("sparsejax.ColumnTable.of", mesh, TIMEOUT, values)

@@ -72,6 +72,15 @@ def init(
         The state. Pass it to `shard_map` with `state_specs(state)`, or with
         `state_specs(state, params, param_specs)` if these were given.
 
+    Raises:
+        ArgumentError: An argument cannot be used, or parameters are sharded over the ranks.
+        AxisError: The mesh does not have the axis, or has several and none is named.
+        LeafError: A leaf to be synchronized is not a floating-point array.
+        RuleError: A rule of `tx` matches no leaf, or has no effect.
+        PlanError: A plan was made for other parameters, or another number of ranks.
+        StateError: State of `tx` that is replicated would differ by rank.
+        JobError: Processes are about to train different models, or one does not answer.
+
     Example:
         >>> tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.sgd(0.1))
         >>> opt_state = sparsejax.init(tx, params, mesh)
@@ -127,10 +136,7 @@ class Maker:
         param_specs: Any = None,
         check_vma: bool = True,
     ) -> "Maker":
-        """Traces `init`, and raises if parameters, chain and mesh do not fit together.
-
-        Nothing is computed or sent.
-        """
+        """Traces `init`; raises if parameters, chain and mesh do not fit together."""
         check_shards(params, mesh)
         known = ParameterSpecs.of(
             params, PartitionSpec() if param_specs is None else param_specs
@@ -276,7 +282,8 @@ def bind(
     It is for libraries that call `tx.init` themselves: `TrainState.create` of flax,
     `nnx.Optimizer`, trainers. Its `update` is that of `tx`, and runs on that mesh, inside
     `shard_map`, or under `jit` where parameters are replicated. Under `jit` with sharded
-    parameters pass `sparsejax.init(tx, params)`, without a mesh, for `init` instead.
+    parameters pass `sparsejax.init(tx, params)`, without a mesh, for `init` instead. The
+    new `init` raises the errors of `sparsejax.init`.
 
     Args:
         tx: The optimizer, with the synchronization in it.
@@ -288,6 +295,10 @@ def bind(
 
     Returns:
         An `optax.GradientTransformationExtraArgs`.
+
+    Raises:
+        ArgumentError: `tx` is not a transformation, or `mesh` is not a mesh.
+        AxisError: The mesh does not have the axis, or has several and none is named.
 
     Example:
         >>> tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))

@@ -245,6 +245,11 @@ def local_steps(
         An `optax.GradientTransformationExtraArgs`, the whole optimizer. No transformation
         with a state may follow it in a chain.
 
+    Raises:
+        ArgumentError: A number is out of range, `fragments` does not divide `every`, or
+            `inner`, `outer` or `sync` is not a transformation that can have this role. What
+            depends on the parameters is checked by `init`.
+
     Example:
         >>> tx = sparsejax.local_steps(optax.adamw(1e-3), every=30)
         >>> opt_state = sparsejax.init(tx, params, mesh)

@@ -28,6 +28,7 @@ from sparsejax.wire.collectives import Wire
 
 
 Capacity = int | Mapping[str, int]
+"""How many rows of a table a rank usually lists in a step; see `within_capacity`."""
 
 
 def within_capacity(

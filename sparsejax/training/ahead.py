@@ -26,19 +26,18 @@ def check_chain(seen: Observed, by_rows: frozenset[str], capacity: Any) -> bool:
     for part in parts:
         if part.inside:
             raise ArgumentError(
-                "embrace_sync(vertical=True) holds back rows for the very next step, and "
-                "stands in a wrapper that leaves steps out, or takes others (accumulate, "
-                "warm_up). Take the wrapper away, or embrace_sync("
-                "vertical=False)."
+                "embrace_sync(vertical=True) delays rows to the very next step, and stands "
+                "in a wrapper that leaves steps out, or takes others (accumulate, "
+                "warm_up). Remove the wrapper, or use embrace_sync(vertical=False)."
             )
         for path in part.paths:
             if path not in by_rows:
                 raise ArgumentError(
-                    f"embrace_sync(vertical=True) holds back rows of {path!r}, and no "
-                    "sparsejax.lazy optimizer directly follows it, which alone knows "
-                    "what to do with rows that come late: optax.chain("
-                    "sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(1e-3))); or take "
-                    "embrace_sync(vertical=False)."
+                    f"embrace_sync(vertical=True) delays rows of {path!r}, and no "
+                    "sparsejax.lazy optimizer directly follows it, which alone can apply "
+                    "delayed rows: optax.chain(sparsejax.embrace_sync(), "
+                    "sparsejax.lazy(optax.adam(1e-3))); or use embrace_sync("
+                    "vertical=False)."
                 )
         if capacity is not None:
             raise ArgumentError(
@@ -55,21 +54,21 @@ def check_next(is_ahead: bool, batch: Any, next_batch: Any) -> None:
         if next_batch is MISSING:
             return
         raise ArgumentError(
-            "trainer.step was given a next batch, and nothing in tx is to know it: leave "
-            "it out, or put sparsejax.embrace_sync() in front of sparsejax.lazy(...)."
+            "trainer.step was given a next batch, and nothing in tx needs it: leave it "
+            "out, or put sparsejax.embrace_sync() in front of sparsejax.lazy(...)."
         )
     if next_batch is MISSING:
         raise ArgumentError(
             "trainer.step(state, batch) was not given the next batch, which "
-            "embrace_sync(vertical=True) is to know: for batch, next_batch in "
+            "embrace_sync(vertical=True) needs: for batch, next_batch in "
             "sparsejax.embrace.lookahead(batches): trainer.step(state, batch, next_batch). "
             "None says that there is no next one."
         )
     if batch is None:
         raise ArgumentError(
-            "trainer.step was given None for its batch: the data has ended. Beside its "
-            "last batch the next one is None, as sparsejax.embrace.lookahead has it, and "
-            "with that step nothing is held back any more."
+            "trainer.step was given None for its batch: the data has ended. With its last "
+            "batch the next one is None, as sparsejax.embrace.lookahead has it, and that "
+            "step delays nothing."
         )
     if next_batch is None:
         return
@@ -126,8 +125,8 @@ class ReportedBatch:
         if self._processes > 1:
             warnings.warn(
                 "trainer.step was given another batch than the next_batch of the last "
-                "step. Of several processes each sees its own part, so none applies what "
-                "is held back: rows that this batch reads may be one step old. No "
+                "step. Of several processes each sees its own part, so none applies the "
+                "delayed rows: rows that this batch reads may be one step old. No "
                 "gradient is lost, and `stale` in the state of embrace_sync counts them. "
                 "Give the batch that was next_batch, or let all processes begin with "
                 "state = trainer.flush(state).",

@@ -137,6 +137,10 @@ class DataParallel:
             timeout: Seconds to wait for the other processes of the mesh, which compare
                 parameters, optimizer and options before training, and later the shapes of
                 batches when they are new. None compares nothing.
+
+        Raises:
+            ArgumentError: An argument cannot be used; see `sparsejax.init` for more errors.
+            JobError: Processes are about to train different models, or do not answer.
         """
         self._batches.timeout = timeout
         job = Setup("trainer.init", self._mesh, timeout)
@@ -200,23 +204,23 @@ class DataParallel:
             state: The state, from `init` or from the last step.
             batch: A tree of arrays: the shares of the ranks, one after another along the
                 leading axis. Each of several processes passes the shares of its own ranks,
-                all of the same length, or a global `jax.Array`. They compare shapes, when
-                these are new: one to which they are not new is waited for in vain.
+                all of the same length, or a global `jax.Array`. They compare shapes when
+                these are new.
             next_batch: The batch of the next step, if `sparsejax.embrace_sync` needs it;
-                None if there is none. If the next step is given another batch, delayed rows
-                are applied first. On a mesh of several processes they are not, since
-                processes do not know one another's batches; a process with another batch
-                warns.
+                None if there is none. If another batch follows, delayed rows are applied
+                first; on a mesh of several processes they are not, and the process warns.
 
         Returns:
             The next state, and the loss averaged over the ranks, or with `overlap` the loss
             of each rank. With auxiliary outputs, the loss and these.
 
         Raises:
-            ArgumentError: The batch cannot be split, or processes give different shapes.
+            ArgumentError: The batch cannot be split, processes give different shapes, or
+                `loss_fn` or `tx` cannot be used.
             JobError: Another process does not come to a batch of new shapes in time.
-            BadNumberError: With `sparsejax.skip_nonfinite(..., report=True)` for tx; its
-                `state` is the next state.
+            StateError: The state was donated, or is of other ranks or another optimizer.
+            ReplicaError: With `check_every`, ranks have different bits of the state.
+            BadNumberError: By `skip_nonfinite(tx, report=True)`; its `state` is the next.
         """
         require_usable(state, "trainer.step")
         require_opt_state(state, self._tx)
@@ -253,13 +257,16 @@ class DataParallel:
     def flush(self, state: TrainState) -> TrainState:
         """Applies all updates that wait for the next step, and catches up all rows.
 
-        These are the delayed rows of `sparsejax.embrace_sync`, and the gradients that
-        `sparsejax.embrace.horizontal` carries. Call it before parameters are read by
-        anything but `evaluate`, and before they are saved for another purpose than to
-        resume. The state is donated, as by a step.
+        These are delayed rows of `sparsejax.embrace_sync`, and gradients carried by
+        `sparsejax.embrace.horizontal`. Call it before parameters are read by anything but
+        `evaluate`, or saved other than to resume. The state is donated, as by a step.
 
         Args:
             state: The state, from `init` or from the last step.
+
+        Raises:
+            ArgumentError: Nothing in `tx` waits for the next step.
+            StateError: The state was donated, or is of another number of ranks.
         """
         require_usable(state, "trainer.flush")
         if not self._waits(state.params):
@@ -302,10 +309,9 @@ class DataParallel:
     def evaluate(self, state: TrainState, batch: Any) -> Any:
         """Returns the loss of a batch, without a gradient or an update.
 
-        It calls `eval_fn`, or `loss_fn` if that is None, as a step calls `loss_fn`. The
-        variables that it returns are dropped. `opt_state` of the state is used only if
-        updates wait for the next step, or rows may have missed steps; otherwise it may be
-        None.
+        It calls `eval_fn`, or `loss_fn` if that is None, as a step calls `loss_fn`, and
+        drops the variables that it returns. `opt_state` may be None unless updates wait for
+        the next step, or rows may have missed steps.
 
         Args:
             state: The state, from `init` or from a step.

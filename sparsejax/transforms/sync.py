@@ -73,7 +73,7 @@ def sync(
         sum  = n mean
 
     Put it first in a chain. What follows it is given the gradient of the whole batch.
-    Clipping before it clips each rank's gradient, and clipping after it clips the mean.
+    Clipping after it clips the mean; before it, inside `shard_map`, each rank's gradient.
     `update` must run inside `jax.shard_map`, on gradients that are still local
     (`sparsejax.local`), or under `jit` on an explicit mesh.
 

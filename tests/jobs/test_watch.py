@@ -79,7 +79,8 @@ def test_one_that_ends_is_named_to_all():
 
 def test_one_that_is_silent_is_named_to_all():
     members = Members(silent=(2,))
-    assert members.all_told(0, 1).startswith("process 2 on host c has said nothing for 0.6")
+    said = members.all_told(0, 1)
+    assert said.startswith("process 2 on host c has sent no heartbeat for 0.6")
 
 
 def test_all_know_that_process_0_is_lost():
@@ -92,7 +93,7 @@ def test_all_know_that_process_0_is_lost():
 
 def test_process_0_that_is_silent_is_lost():
     members = Members(silent=(0,))
-    assert members.all_told(1, 2).startswith("process 0 on host a has said nothing")
+    assert members.all_told(1, 2).startswith("process 0 on host a has sent no heartbeat")
 
 
 def test_an_abort_is_the_cause_if_nothing_else_is():

@@ -114,6 +114,11 @@ def embrace_sync(
     Returns:
         An `optax.GradientTransformationExtraArgs`, to be chained before the optimizer.
 
+    Raises:
+        ArgumentError: `replicated`, `delayed`, `reduce` or `axis_name` cannot be used.
+        RuleError: A pattern of `delayed` is not a regular expression. Other rules are
+            checked against the parameters by `init`.
+
     Example:
         >>> tx = optax.chain(sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(1e-3)))
         >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)

@@ -76,7 +76,8 @@ class Process:
         if number == signal.SIGKILL:
             return (
                 EventKind.LOST,
-                f"was killed ({name}): by somebody, or because memory was full",
+                f"was killed ({name}): by an operator or a scheduler, or by the "
+                "out-of-memory killer",
             )
         if number == signal.SIGABRT:
             return (

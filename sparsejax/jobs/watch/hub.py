@@ -141,8 +141,8 @@ class Watcher:
             event = "ended without a word: it was killed or aborted, or its memory was full"
         except TimeoutError:
             event = (
-                f"has said nothing for {self._timeout:g} s: it was stopped, or its network "
-                "is cut"
+                f"has sent no heartbeat for {self._timeout:g} s: it was stopped, or its "
+                "network is cut"
             )
         if not self._closed.is_set():
             self.happened(EventKind.LOST, f"{self.named(line.process)} {event}")

@@ -219,8 +219,8 @@ def _check_weight(weight, opt_state, seen):
             "data_parallel: weight= says how gradients count in a mean over the ranks, and "
             "within a round of sparsejax.local_steps there is none: each rank takes steps "
             "by its own gradients. Leave weight out, average in loss_fn over the examples "
-            "that a share has, and where a rank runs out of data let all of them begin "
-            "theirs anew with the next round; or write a shard_map of your own, whose "
+            "that a share has, and where a rank runs out of data start the next epoch at a "
+            "round boundary, on all ranks; or write a shard_map of your own, whose "
             "tx.update(..., weight=...) in the last step of a round says how much this "
             "rank counts in it, with 0 not at all."
         )
