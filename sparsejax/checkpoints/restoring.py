@@ -63,7 +63,8 @@ def restore(
             of another model, transformation or run; no array was read. Or its arrays are
             damaged, or processes restore different checkpoints. All processes raise it if
             one does.
-        JobError: Another process does not say in time whether it could read its part.
+        JobError: Another process does not call `restore` within five minutes, or does not
+            say in time whether it could read its part.
 
     Example:
         >>> opt_state = sparsejax.init(tx, params, mesh)  # on these ranks
@@ -76,6 +77,7 @@ def restore(
         `sparsejax.resized`: changes the number of ranks of a state in memory.
         `sparsejax.abstract_state`: a target for checkpoints of orbax's own.
     """
+    together.check_equal(call="sparsejax.restore")
     read = lambda: _read(path, like, about)
     places, found, others, folder, own = together.on_all("whether it can restore", read)
     same = together.Same(

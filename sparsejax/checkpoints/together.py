@@ -87,8 +87,8 @@ def check_equal(*texts: Same, call: str = "") -> None:
 
     Args:
         *texts: The texts, which are compared in this order.
-        call: The public function, if this is the first that its processes say: one may not
-            have called it, and is waited for `jobs.agreement.TIMEOUT` seconds.
+        call: The public function, if its processes have said nothing before: one that has
+            not called it is waited for `jobs.agreement.TIMEOUT` seconds.
 
     Raises:
         CheckpointError: A text differs.
@@ -100,7 +100,7 @@ def check_equal(*texts: Same, call: str = "") -> None:
     given = {"host": socket.gethostname(), "texts": [text[1:3] for text in texts]}
     missed = {}
     if call:
-        what = f"{what} for {call}"
+        what = f"{what} for {call}" if texts else f"that it calls {call}"
         missed["missed"] = f"call {call}"
         missed["fix"] = (
             "all processes call it, with one path. Remove `if jax.process_index() == 0` "

@@ -74,16 +74,17 @@ def saves(tmp_path, *given):
     return [functools.partial(save, *one) for one in given]
 
 
-def test_who_does_not_save_is_named_within_minutes(monkeypatch, tmp_path):
+@pytest.mark.parametrize("call", ["save", "restore"])
+def test_who_does_not_call_it_is_named_within_minutes(call, monkeypatch, tmp_path):
     """One that has written its part is waited for longer: writing takes long."""
     pytest.importorskip("orbax.checkpoint")
     assert together.TIMEOUT == 300 < together._TO_DO
     monkeypatch.setattr(together, "TIMEOUT", 0.3)
-    (save,) = saves(tmp_path, ("1", None))
-    error, _ = jobs.run(monkeypatch, [save, lambda: None])
+    run = functools.partial(getattr(sparsejax, call), tmp_path / "1", {"a": 1})
+    error, _ = jobs.run(monkeypatch, [run, lambda: None])
     assert isinstance(error, JobError)
     assert message(error) == (
-        f"process 1 of 2 did not call sparsejax.save within 0.3 s (process 0 on {HOST} "
+        f"process 1 of 2 did not call sparsejax.{call} within 0.3 s (process 0 on {HOST} "
         "did): all processes call it, with one path. Remove `if jax.process_index() == 0` "
         "around it."
     )
