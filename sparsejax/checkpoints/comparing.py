@@ -129,15 +129,14 @@ _MATCHES = {
 def _differ_in_schemes(saved: Node, fresh: Node, path: str) -> Difference | None:
     """Returns the first bucket that only one has, or whose state has another type.
 
-    Leaves that are sharded otherwise are in other buckets. Then only the types of their
-    states are compared.
+    Leaves that are sharded otherwise are in other buckets. Then the type of the state of
+    each leaf is compared.
     """
     path = joined(path, "schemes")
     old, new = saved.parts["schemes"], fresh.parts["schemes"]
     if not isinstance(old, Node) or not isinstance(new, Node):
         return Difference(path, str(old), str(new))
-    types = [{_root(part) for part in node.parts.values()} for node in (old, new)]
-    if old.parts.keys() != new.parts.keys() and types[0] == types[1]:
+    if old.parts.keys() != new.parts.keys() and _leaves(old) == _leaves(new):
         return None
     for name in [*new.parts, *old.parts]:
         was, now = (
@@ -147,6 +146,15 @@ def _differ_in_schemes(saved: Node, fresh: Node, path: str) -> Difference | None
         if was != now:
             return Difference(joined(path, name), was, now)
     return None
+
+
+def _leaves(schemes):
+    """Returns the paths of the leaves of all buckets, with the types of their states."""
+    return {
+        (path, _root(part))
+        for name, part in schemes.parts.items()
+        for path in (part.told.get("of") if isinstance(part, Node) else None) or [name]
+    }
 
 
 def _root(part):

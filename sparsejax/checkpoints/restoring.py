@@ -63,8 +63,8 @@ def restore(
             of another model, transformation or run; no array was read. Or its arrays are
             damaged, or processes restore different checkpoints. All processes raise it if
             one does.
-        JobError: Another process does not call `restore` within five minutes, or does not
-            say in time whether it could read its part.
+        JobError: Another process does not call `restore`, or does not say whether it could
+            read its part, within an hour. What is waited for is printed after a minute.
 
     Example:
         >>> opt_state = sparsejax.init(tx, params, mesh)  # on these ranks

@@ -52,9 +52,8 @@ def save(
         ArgumentError: The path is no path, or the state has a leaf that no checkpoint can
             hold. Nothing was written.
         StateError: An array of the state was donated, or cut. Nothing was written.
-        JobError: Another process does not call `save` within five minutes, for example
-            because only process 0 does. Or it does not say in time whether it could write
-            its part.
+        JobError: Another process does not call `save`, or does not say whether it could
+            write its part, within an hour. What is waited for is printed after a minute.
 
     Example:
         >>> opt_state = sparsejax.init(tx, params, mesh)

@@ -13,13 +13,14 @@ import jax
 
 from sparsejax.errors import CheckpointError
 from sparsejax.jobs import store
-from sparsejax.jobs.agreement import TIMEOUT, who
+from sparsejax.jobs.agreement import who
 
 
 _T = TypeVar("_T")
 
 # Seconds to wait for processes that have more to do, or a slower disk.
 _TO_DO = 3600.0
+_PATIENCE = 60.0  # seconds, after which a process prints what it waits for
 
 
 def on_all(what: str, do: Callable[[], _T]) -> _T:
@@ -87,8 +88,8 @@ def check_equal(*texts: Same, call: str = "") -> None:
 
     Args:
         *texts: The texts, which are compared in this order.
-        call: The public function, if its processes have said nothing before: one that has
-            not called it is waited for `jobs.agreement.TIMEOUT` seconds.
+        call: The public function, if its processes have said nothing before, and one may
+            not have called it: this is printed after a minute.
 
     Raises:
         CheckpointError: A text differs.
@@ -98,15 +99,18 @@ def check_equal(*texts: Same, call: str = "") -> None:
         return
     what = " and ".join(text.what for text in texts)
     given = {"host": socket.gethostname(), "texts": [text[1:3] for text in texts]}
-    missed = {}
+    late = missed = fix = ""
     if call:
         what = f"{what} for {call}" if texts else f"that it calls {call}"
-        missed["missed"] = f"call {call}"
-        missed["fix"] = (
-            "all processes call it, with one path. Remove `if jax.process_index() == 0` "
-            "around it."
+        fix = (
+            "all processes call it, with one path. If it is called under "
+            "`if jax.process_index() == 0`, call it on all."
         )
-    answers = store.of_all(what, given, TIMEOUT if call else _TO_DO, **missed)
+        missed = f"call {call}"
+        own = f"process {store.place().process}"
+        late = f"sparsejax: {own} waits in {call} for other processes to call it: {fix}"
+    with store.printed_if_late(late, _PATIENCE):
+        answers = store.of_all(what, given, _TO_DO, missed=missed, fix=fix)
     hosts = [one["host"] for one in answers]
     for at, text in enumerate(texts):
         each = [one["texts"][at] for one in answers]

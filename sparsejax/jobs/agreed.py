@@ -2,15 +2,17 @@
 
 Shapes of batches are an example: they decide what is compiled, and are the same in nearly
 every step. A process compares a value only when it is new to it, so afterwards nothing is
-sent. If it is new to this process and not to another, the other compares nothing, and waits
+sent. The number of the call is compared with it: what is new to two processes in different
+calls differs in both. Values that all know already, in another order, are not noticed.
+
+If a value is new to this process and not to another, the other compares nothing, and waits
 in a collective. Then this one raises when its time is over, and says before what it waits
-for: the library of a collective may abort the other, and with it this process.
+for: the library of a collective may abort the other, and with it this process. After that
+processes are one call apart, and cannot go on.
 """
 
-import contextlib
-import sys
-import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import collections
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from sparsejax.errors import ArgumentError, JobError, message
 from sparsejax.jobs import store
@@ -32,6 +34,7 @@ class Agreed:
     def __init__(self, what: str, fix: str):
         self._what, self._fix = what, fix
         self._known: set[Hashable] = set()
+        self._calls: collections.Counter[tuple[int, ...]] = collections.Counter()
 
     def check(
         self,
@@ -52,49 +55,46 @@ class Agreed:
             timeout: Seconds to wait for the others.
 
         Raises:
-            ArgumentError: On all processes, if values differ.
-            JobError: Another process does not compare its values in time.
+            ArgumentError: On all processes, if values that are new to all of them differ.
+            JobError: The values are new to this process alone, or another one does not come
+                in time. The process cannot go on.
         """
         here = store.place()
         if here.processes == 1 or len(processes) == 1 or here.process not in processes:
             return
-        if (key := (tuple(processes), key)) in self._known:
+        asking = tuple(processes)
+        self._calls[asking] += 1
+        if (key := (asking, key)) in self._known:
             return
         texts = dict(values())
-        same = tuple(processes), tuple(sorted(texts.items()))
+        same = asking, tuple(sorted(texts.items()))
         if same not in self._known:
-            self._compare(call, texts, processes, timeout)
+            number = {"the number of the call": str(self._calls[asking])}
+            self._compare(call, texts, number, processes, timeout)
         self._known |= {key, same}
 
-    def _compare(self, call, texts, processes, timeout):
+    def _compare(self, call, texts, number, processes, timeout):
         topic = self._what
         shown = listed([f"{name}: {text}" for name, text in texts.items()], 4) or "none"
         new = f"process {store.place().process} gives {call} new {topic}, {shown}"
-        with self._printing(f"sparsejax: {new}, and waits for other processes to do so."):
+        # At first all have something new, and some may still read their data.
+        is_first = not self._known
+        missed, fix = ("", "") if is_first else (f"give {call} new {topic}", self._fix)
+        late = f"sparsejax: {new}, and waits for other processes to do so."
+        with store.printed_if_late("" if is_first else late, _PATIENCE):
             try:
-                wrong = disagreements(call, {topic: texts}, {}, processes, timeout)
+                given = {topic: {**texts, **number}}
+                wrong = disagreements(
+                    call, given, {}, processes, timeout, missed=missed, fix=fix
+                )
             except JobError as error:
-                if not self._known:
+                if is_first:
                     raise
                 raise JobError(
-                    f"{new}, and not all others did: {message(error)} {self._fix}"
+                    f"{new}, and not all others did: {message(error)}"
                 ) from error
         if wrong:
             raise ArgumentError(
                 f"{call}: {topic} differ between processes:\n"
                 + "\n".join([*(f"* {one}" for one in wrong), self._fix])
             )
-
-    @contextlib.contextmanager
-    def _printing(self, text: str) -> Iterator[None]:
-        """Prints a text if a block takes long; not at first, when hosts read their data."""
-        if not self._known:
-            yield
-            return
-        late = threading.Timer(_PATIENCE, lambda: print(text, file=sys.stderr, flush=True))
-        late.daemon = True
-        late.start()
-        try:
-            yield
-        finally:
-            late.cancel()

@@ -38,6 +38,8 @@ def disagreements(
     timeout: float,
     why: str = "",
     causes: Mapping[str, Collection[str]] | None = None,
+    missed: str = "",
+    fix: str = "",
 ) -> list[str]:
     """Compares values between processes. All of them call it.
 
@@ -50,6 +52,9 @@ def disagreements(
         why: The reason why this process has no values, or "".
         causes: Topics whose values differ if those of others do: the others, by topic. They
             are left out if one of the others differs.
+        missed: What a process that does not answer did not do, in words, for messages; ""
+            if it did not reach the call.
+        fix: What to do then, a sentence; "" for a general one.
 
     Returns:
         A sentence for each difference, the same list on all processes.
@@ -59,8 +64,8 @@ def disagreements(
     """
     hashes = {topic: _hash(values) for topic, values in topics.items()}
     own = {"host": socket.gethostname(), "why": why, "hashes": hashes}
-    what, missed = f"what it gives {call}", f"reach {call}"
-    answers = store.of_all(what, own, timeout, processes=processes, missed=missed)
+    what, missed = f"what it gives {call}", missed or f"reach {call}"
+    answers = store.of_all(what, own, timeout, None, processes, missed, fix)
     hosts = {p: one["host"] for p, one in zip(processes, answers, strict=True)}
     failed = [
         f"{who([p], hosts)} cannot go on: {one['why']}"

@@ -5,10 +5,13 @@ It uses the key-value store of the coordination service of `jax.distributed`, wh
 initialized, if hosts have different numbers of them, and if programs are incompatible.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -59,6 +62,19 @@ def place() -> Place:
 def is_waiting() -> bool:
     """Whether leaving the job would wait for a process that did not answer."""
     return bool(_silent)
+
+
+@contextlib.contextmanager
+def printed_if_late(text: str, seconds: float) -> Iterator[None]:
+    """Prints a text, unless it is "", if a block takes longer than this."""
+    timer = threading.Timer(seconds, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    if text:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def of_all(

@@ -72,8 +72,9 @@ def check_replicas(
         every: With `step`: nothing is done unless it is a multiple of this.
 
     Raises:
-        ArgumentError: On all processes, if they give other leaves.
-        JobError: The leaves are new to this process, and another does not come in time.
+        ArgumentError: On all processes, if they give other leaves that are new to all.
+        JobError: The leaves are new to this process alone, or another does not come in
+            time. The process cannot go on: it is one call ahead of the others.
         ReplicaError: With the first leaves that differ, and the ranks, with their processes
             and hosts, whose copies differ from those of the majority.
 

@@ -187,11 +187,15 @@ class Stacked(NamedTuple):
             for x, row, spec in zip(anchors, rows, self.specs, strict=True)
         ]
         given = structure.unflatten([node.value for node in nodes])
-        by_rank, shared = self._split(extra)
-        inside = lambda by_rank, *given: inner.update(*given, **by_rank, **shared)
+        values = self._values(extra.get("value"))
+
+        def inside(grads, state, params, value):
+            own = extra if value is None else {**extra, "value": value}
+            return inner.update(grads, state, params, **own)
+
         update = jax.vmap(inside, spmd_axis_name=self._auto_axes())
-        own = structure.unflatten(own)
-        updates, after = update(by_rank, given, state.inner.value, own)
+        given = given, state.inner.value, structure.unflatten(own), values
+        updates, after = update(*given)
         offset = jax.tree.map(_plus, state.offset.value, updates)
         known = self._known(params, structure)
         return Moved(
@@ -214,24 +218,25 @@ class Stacked(NamedTuple):
             ]
         )
 
-    def _split(self, extra):
-        """Splits further arguments into those with a rank axis and those for all ranks."""
+    def _values(self, value):
+        """Returns `value=` with a rank axis, as the losses of `per_replica` have; or None.
+
+        Of all ranks' losses each optimizer takes its own. Other arguments are for all.
+        """
+        if not getattr(value, "ndim", 0):
+            return None
         ranks = ranks_of(self.mesh, self.axis_name)
-        arrays = {name: x for name, x in extra.items() if getattr(x, "ndim", 0)}
-        for name, x in arrays.items():
-            if x.shape[0] != ranks:
-                raise ArgumentError(
-                    f"{UPDATE} under jit: {name}= has the shape {list(x.shape)}: give one "
-                    f"number for all ranks, or an array of {ranks}, one for each, as the "
-                    "losses that sparsejax.per_replica returns."
-                )
-        shared = {name: x for name, x in extra.items() if name not in arrays}
+        if value.shape != (ranks,):
+            raise ArgumentError(
+                f"{UPDATE} under jit: value= has the shape {list(value.shape)}: give one "
+                f"number for all ranks, or an array of {ranks}, one for each, as the "
+                "losses that sparsejax.per_replica returns."
+            )
         kinds = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
-        if kinds[axis_names(self.axis_name)[0]] == AxisType.Explicit:
-            # All operands of `vmap` must be sharded over the ranks, as the gradients are.
-            over_ranks = NamedSharding(self.mesh, PartitionSpec(self.axis_name))
-            arrays = jax.reshard(arrays, over_ranks)
-        return arrays, shared
+        if kinds[axis_names(self.axis_name)[0]] != AxisType.Explicit:
+            return value
+        # All operands of `vmap` must be sharded over the ranks, as the gradients are.
+        return jax.reshard(value, NamedSharding(self.mesh, PartitionSpec(self.axis_name)))
 
     @property
     def _is_auto(self):

@@ -218,10 +218,13 @@ def local_steps(
 
     Further arguments of `update` go to `inner`, as `value=` of
     `optax.contrib.reduce_on_plateau`, and to `sync`, which is given those of the last step
-    of a round. With `weight=w`, a number that may differ by rank, the mean is sum(w d_r) /
-    sum(w). A rank of weight 0 does not contribute. Its offset is lost if `sync` sends
-    everything. A lossy `sync` refuses weights, except for `sparsejax.chunked_sync`, which
-    keeps that offset in the residual.
+    of a round. Under `jit`, `value=` may be an array of the losses of all ranks, of which
+    each gets its own.
+
+    With `weight=w`, a number that may differ by rank, the mean is sum(w d_r) / sum(w). A
+    rank of weight 0 does not contribute. Its offset is lost if `sync` sends everything. A
+    lossy `sync` refuses weights, except for `sparsejax.chunked_sync`, which keeps that
+    offset in the residual.
 
     Args:
         inner: The optimizer of each rank: any optax chain without a synchronization, such

@@ -40,6 +40,7 @@ class ByOwner(PerRank):
     is_divided = True
 
     paths: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...] = ()  # of states pickled without this attribute
 
     def __init__(
         self,

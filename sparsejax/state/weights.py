@@ -73,9 +73,9 @@ def own_weight(weight: Any, wire: Wire) -> jax.Array:
     weight = _checked(weight, wire.ranks)
     if weight.size > 1 and varying_axes(weight) & {*axis_names(wire.axis)}:
         raise ArgumentError(
-            f"weight has {wire.ranks} numbers, as many as there are ranks, and they differ "
-            "by rank, as those of the examples of a batch do: give one number of this "
-            "rank, such as weight.sum()."
+            f"weight has {wire.ranks} numbers, as many as there are ranks, and by its type "
+            "they differ by rank, as those of the examples of a batch do: give one number "
+            "of this rank, weight.sum() of examples, or weight[rank] of all ranks' weights."
         )
     weight = wire.per_rank(jnp.where(weight < 0, jnp.nan, weight))
     return weight[wire.rank] if weight.size > 1 else weight.reshape(())

@@ -21,7 +21,6 @@ from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.jobs import agreement
 from sparsejax.jobs.agreed import Agreed
-from sparsejax.jobs.agreement import TIMEOUT
 from sparsejax.placement import specs
 from sparsejax.state import tree
 
@@ -38,6 +37,10 @@ _UNEVEN = (
     "with sparsejax.data_parallel(..., weight=lambda batch: batch['mask'].sum()) how much "
     "counts."
 )
+
+
+# Seconds to wait for processes that still read their first batch.
+_TO_READ = 1800.0
 
 
 def on_all_processes(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
@@ -190,8 +193,8 @@ def is_placed(x: Any, mesh: Mesh, spec: PartitionSpec) -> bool:
 class Batches:
     """Places batches on a mesh, split over the ranks along their leading axis."""
 
-    # Seconds to wait for other processes if shapes are new; None compares nothing.
-    timeout: float | None = TIMEOUT
+    # Whether several processes compare shapes.
+    compares: bool = True
 
     def __init__(self, mesh: Mesh, axis_name: AxisName):
         self._processes = agreement.processes_of(mesh.devices.flat)
@@ -214,14 +217,14 @@ class Batches:
 
         Raises:
             ArgumentError: The batch cannot be split, or processes have different shapes.
-            JobError: The shapes are new to this process, and another does not come.
+            JobError: The shapes are new to this process alone, which cannot go on.
         """
         batch = jax.tree_util.tree_map_with_path(self._placed, batch)
-        if len(self._processes) > 1 and self.timeout is not None:
+        if len(self._processes) > 1 and self.compares:
             leaves, structure = jax.tree.flatten(batch)
             key = structure, tuple((x.shape, x.dtype) for x in leaves)
             shapes = functools.partial(self._shapes, batch)
-            self._agreed.check(call, key, shapes, self._processes, self.timeout)
+            self._agreed.check(call, key, shapes, self._processes, _TO_READ)
         return batch
 
     def _shapes(self, batch):

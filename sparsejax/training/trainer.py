@@ -135,14 +135,14 @@ class DataParallel:
             key: A PRNG key, from which a different one is derived for each rank and step,
                 and passed to `loss_fn`.
             timeout: Seconds to wait for the other processes of the mesh, which compare
-                parameters, optimizer and options before training, and later the shapes of
-                batches when they are new. None compares nothing.
+                parameters, optimizer and options before training. None compares nothing,
+                and no shapes of batches later.
 
         Raises:
             ArgumentError: An argument cannot be used; see `sparsejax.init` for more errors.
             JobError: Processes are about to train different models, or do not answer.
         """
-        self._batches.timeout = timeout
+        self._batches.compares = timeout is not None
         job = Setup("trainer.init", self._mesh, timeout)
         with job.made_ready():
             check_key(key)
@@ -215,9 +215,9 @@ class DataParallel:
             of each rank. With auxiliary outputs, the loss and these.
 
         Raises:
-            ArgumentError: The batch cannot be split, processes give different shapes, or
-                `loss_fn` or `tx` cannot be used.
-            JobError: Another process does not come to a batch of new shapes in time.
+            ArgumentError: The batch cannot be split, processes give different shapes that
+                are new to all, or `loss_fn` or `tx` cannot be used.
+            JobError: Shapes are new to this process alone, which waits for half an hour.
             StateError: The state was donated, or is of other ranks or another optimizer.
             ReplicaError: With `check_every`, ranks have different bits of the state.
             BadNumberError: By `skip_nonfinite(tx, report=True)`; its `state` is the next.

@@ -60,6 +60,15 @@ def test_what_differs_is_named_on_all(monkeypatch):
     assert re.fullmatch(rf"{lines}\[3\] {on.format(1)}\.\n{FIX}", message(error))
 
 
+def test_what_is_new_in_different_calls_differs_in_both(monkeypatch):
+    """Each would compare its own with that of another step."""
+    first, second = process("[8]", "[8]", "[4]"), process("[8]", "[4]", "[8]")
+    for (error,) in jobs.run(monkeypatch, [first, second]):
+        assert isinstance(error, ArgumentError)
+        assert "* the number of the call is 3 on host" in str(error)
+        assert "x is" not in str(error)
+
+
 def test_what_is_new_to_one_alone_is_printed_and_then_named(monkeypatch, capsys):
     """The other waits in a collective, and nothing tells it of this one."""
     monkeypatch.setattr(agreed, "_PATIENCE", 0.1)
@@ -69,7 +78,7 @@ def test_what_is_new_to_one_alone_is_printed_and_then_named(monkeypatch, capsys)
     assert isinstance(error, JobError)
     new = "process 1 gives step new shapes, x: [3], and "
     assert message(error).startswith(
-        f"{new}not all others did: process 0 of 2 did not reach step within 0.5 s ("
+        f"{new}not all others did: process 0 of 2 did not give step new shapes within 0.5 s"
     )
     assert message(error).endswith(FIX)
     printed = f"sparsejax: {new}waits for other processes to do so.\n"

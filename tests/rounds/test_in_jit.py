@@ -173,6 +173,25 @@ def test_an_inner_optimizer_gets_the_value_of_its_rank(kind):
         moved(lambda losses: np.zeros(2))
 
 
+def test_other_arguments_of_an_inner_optimizer_are_for_all_ranks():
+    """A vector with as many numbers as there are ranks, too."""
+    mesh, scale = helpers.grid(replica=4), np.arange(4, dtype=np.float32)
+    given = lambda updates, state, params=None, *, scale, **extra: (
+        jax.tree.map(lambda x: -scale * x, updates),
+        state,
+    )
+    inner = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), given)
+    outer = optax.sgd(1.0)
+    tx = sparsejax.local_steps(inner, every=1, outer=outer, axis_name="replica")
+    params = {"w": helpers.placed(np.zeros((2, 4), np.float32), mesh, P())}
+    x = helpers.placed(np.ones((4, 2, 4), np.float32), mesh, P("replica"))
+    grads = {"w": sparsejax.transforms.PerReplica(x, "replica", P(), mesh)}
+    with jax.set_mesh(mesh):
+        args = {"scale": scale, "weight": np.ones(1, np.float32)}
+        found = tx.update(grads, sparsejax.init(tx, params), params, **args)[0]["w"]
+    np.testing.assert_array_equal(found, np.broadcast_to(-scale, (2, 4)))
+
+
 def test_what_is_no_stack_of_gradients_is_refused():
     tx = sparsejax.local_steps(optax.sgd(0.1), every=2, axis_name="replica")
     run = Run(tx, "explicit")

@@ -26,7 +26,8 @@ def batch(length, kind: type = dict, dtype: type = np.float32):
 def results(monkeypatch):
     """What processes return or raise of which each places batches of its own."""
 
-    def of(*each, timeout=20.0):
+    def of(*each, seconds=20.0, compares=True):
+        monkeypatch.setattr(placing, "_TO_READ", seconds)
         everyone = tuple(range(len(each)))
         monkeypatch.setattr(agreement, "processes_of", lambda devices: everyone)
         puts, put = [], jobs.Service.key_value_set
@@ -35,7 +36,7 @@ def results(monkeypatch):
 
         def place(given):
             batches = placing.Batches(helpers.mesh_of(RANKS), "data")
-            batches.timeout = timeout
+            batches.compares = compares
             return [batches.placed(one, "trainer.step")["x"].shape for one in given]
 
         calls = [lambda given=given: place(given) for given in each]
@@ -78,7 +79,7 @@ def test_other_arrays_are_refused_by_all(results):
 
 def test_the_last_batch_that_is_shorter_for_one_is_named_there(results):
     steps = [batch(8)] * 3
-    shapes, error, _ = results(steps, [*steps[:2], batch(4)], timeout=0.5)
+    shapes, error, _ = results(steps, [*steps[:2], batch(4)], seconds=0.5)
     assert shapes == [(8, 3)] * 3
     assert isinstance(error, JobError)
     assert "process 1 gives trainer.step new shapes, the array 'x': float32[1, 3] for " in (
@@ -88,15 +89,15 @@ def test_the_last_batch_that_is_shorter_for_one_is_named_there(results):
 
 
 def test_without_a_timeout_nothing_is_compared(results):
-    *shapes, puts = results([batch(8)], [batch(4)], timeout=None)
+    *shapes, puts = results([batch(8)], [batch(4)], compares=False)
     assert shapes == [[(8, 3)], [(4, 3)]]
     assert puts == 0
 
 
-def test_the_trainer_waits_as_long_as_its_init():
+@pytest.mark.parametrize("timeout", [7, None])
+def test_the_trainer_compares_them_if_its_init_compares(timeout):
     loss_fn = lambda params, batch: jnp.mean(params["w"] * batch)
     tx = optax.chain(sparsejax.dense_sync(), optax.sgd(0.1))
     trainer = sparsejax.data_parallel(loss_fn, tx, helpers.mesh_of(RANKS))
-    assert trainer._batches.timeout == 300
-    trainer.init({"w": np.float32(1)}, timeout=7)
-    assert trainer._batches.timeout == 7
+    trainer.init({"w": np.float32(1)}, timeout=timeout)
+    assert trainer._batches.compares == (timeout is not None)
