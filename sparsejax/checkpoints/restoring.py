@@ -124,9 +124,10 @@ def _check_about(here, there, folder):
     for name in [*here, *there]:
         if name in here and name in there and here[name] == there[name]:
             continue
-        was = f"of {name} it has {there[name]}" if name in there else ""
-        was = was or f"it has no about[{name!r}]"
-        now = here[name] if name in here else "none"
+        was = f"it has no about[{name!r}]"
+        if name in there:
+            was = f"of {name} it has {there[name]}"
+        now = here.get(name, "none")
         raise CheckpointError(
             f"the checkpoint in {folder} is of another run: {was}, and this run has {now}."
         )

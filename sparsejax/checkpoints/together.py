@@ -98,19 +98,19 @@ def check_equal(*texts: Same, call: str = "") -> None:
     if store.place().processes == 1:
         return
     what = " and ".join(text.what for text in texts)
-    given = {"host": socket.gethostname(), "texts": [text[1:3] for text in texts]}
-    late = missed = fix = ""
+    pairs = [(text.own, text.shown) for text in texts]
+    given = {"host": socket.gethostname(), "texts": pairs}
+    awaited = store.Awaited()
     if call:
         what = f"{what} for {call}" if texts else f"that it calls {call}"
         fix = (
             "all processes call it, with one path. If it is called under "
             "`if jax.process_index() == 0`, call it on all."
         )
-        missed = f"call {call}"
         own = f"process {store.place().process}"
         late = f"sparsejax: {own} waits in {call} for other processes to call it: {fix}"
-    with store.printed_if_late(late, _PATIENCE):
-        answers = store.of_all(what, given, _TO_DO, missed=missed, fix=fix)
+        awaited = store.Awaited(f"call {call}", fix, late, _PATIENCE)
+    answers = store.of_all(what, given, _TO_DO, awaited=awaited)
     hosts = [one["host"] for one in answers]
     for at, text in enumerate(texts):
         each = [one["texts"][at] for one in answers]

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
+from sparsejax.jobs import agreement
 from sparsejax.placement import specs
 from sparsejax.placement.setup import TIMEOUT, Setup
 from sparsejax.state import tree
@@ -225,10 +226,11 @@ class ColumnTable(Sharded):
         several processes all call this.
         """
         whole = axes.unsharded(self.value)
-        if isinstance(whole, jax.Array) and not isinstance(whole, Tracer):
-            if isinstance(whole.sharding, NamedSharding):  # with Auto axes, still sharded
-                there = NamedSharding(whole.sharding.mesh, PartitionSpec())
-                whole = jax.device_put(whole, there)
+        is_concrete = isinstance(whole, jax.Array) and not isinstance(whole, Tracer)
+        if is_concrete and isinstance(whole.sharding, NamedSharding):
+            # With Auto axes it is still sharded.
+            there = NamedSharding(whole.sharding.mesh, PartitionSpec())
+            whole = jax.device_put(whole, there)
         return whole if np.shape(whole)[1] == self.dim else whole[:, : self.dim]
 
     def specs(self, path: str = "") -> "ColumnTable":
@@ -346,8 +348,7 @@ def _shown(key):
 
 def _hash(x):
     """Returns a hash of the numbers of an array, as text."""
-    octets = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-    return hashlib.blake2b(octets.data, digest_size=8).hexdigest()
+    return hashlib.blake2b(agreement.octets(x).data, digest_size=8).hexdigest()
 
 
 def _filled_up(x, columns, xp: Any = jnp):

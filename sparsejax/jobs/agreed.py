@@ -8,7 +8,7 @@ calls differs in both. Values that all know already, in another order, are not n
 If a value is new to this process and not to another, the other compares nothing, and waits
 in a collective. Then this one raises when its time is over, and says before what it waits
 for: the library of a collective may abort the other, and with it this process. After that
-processes are one call apart, and cannot go on.
+processes are out of step by one call, and cannot go on.
 """
 
 import collections
@@ -78,21 +78,18 @@ class Agreed:
         shown = listed([f"{name}: {text}" for name, text in texts.items()], 4) or "none"
         new = f"process {store.place().process} gives {call} new {topic}, {shown}"
         # At first all have something new, and some may still read their data.
-        is_first = not self._known
-        missed, fix = ("", "") if is_first else (f"give {call} new {topic}", self._fix)
-        late = f"sparsejax: {new}, and waits for other processes to do so."
-        with store.printed_if_late("" if is_first else late, _PATIENCE):
-            try:
-                given = {topic: {**texts, **number}}
-                wrong = disagreements(
-                    call, given, {}, processes, timeout, missed=missed, fix=fix
-                )
-            except JobError as error:
-                if is_first:
-                    raise
-                raise JobError(
-                    f"{new}, and not all others did: {message(error)}"
-                ) from error
+        is_first, awaited = not self._known, None
+        if not is_first:
+            late = f"sparsejax: {new}, and waits for other processes to do so."
+            missed = f"give {call} new {topic}"
+            awaited = store.Awaited(missed, self._fix, late, _PATIENCE)
+        given = {topic: {**texts, **number}}
+        try:
+            wrong = disagreements(call, given, {}, processes, timeout, awaited=awaited)
+        except JobError as error:
+            if is_first:
+                raise
+            raise JobError(f"{new}, and not all others did: {message(error)}") from error
         if wrong:
             raise ArgumentError(
                 f"{call}: {topic} differ between processes:\n"

@@ -10,6 +10,9 @@ import hashlib
 import json
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from sparsejax.jobs import store
 from sparsejax.jobs.texts import listed
@@ -30,31 +33,46 @@ def processes_of(devices: Iterable[object]) -> tuple[int, ...]:
     return tuple(sorted({getattr(device, "process_index", 0) for device in devices}))
 
 
+class Remedy(NamedTuple):
+    """What to do if the values of a topic differ.
+
+    Attributes:
+        fix: A sentence; "" for none.
+        causes: Topics whose differences explain those of this one, which is then left out.
+    """
+
+    fix: str = ""
+    causes: Collection[str] = ()
+
+
+_NO_REMEDY = Remedy()
+
+
+def octets(x: Any) -> np.ndarray:
+    """Returns a view of an array as bytes: not all dtypes support the buffer protocol."""
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+
+
 def disagreements(
     call: str,
     topics: Topics,
-    fixes: Mapping[str, str],
+    remedies: Mapping[str, Remedy],
     processes: Sequence[int],
     timeout: float,
     why: str = "",
-    causes: Mapping[str, Collection[str]] | None = None,
-    missed: str = "",
-    fix: str = "",
+    awaited: store.Awaited | None = None,
 ) -> list[str]:
     """Compares values between processes. All of them call it.
 
     Args:
         call: The call in which they compare them, for messages.
         topics: The values of this process, by topic and name.
-        fixes: The remedy if values of a topic differ, by topic.
+        remedies: What to do if values of a topic differ, by topic.
         processes: The indices of the processes to compare, this one included.
         timeout: Seconds to wait for the others.
         why: The reason why this process has no values, or "".
-        causes: Topics whose values differ if those of others do: the others, by topic. They
-            are left out if one of the others differs.
-        missed: What a process that does not answer did not do, in words, for messages; ""
-            if it did not reach the call.
-        fix: What to do then, a sentence; "" for a general one.
+        awaited: What to say of processes that do not answer; None if they did not reach the
+            call.
 
     Returns:
         A sentence for each difference, the same list on all processes.
@@ -64,8 +82,8 @@ def disagreements(
     """
     hashes = {topic: _hash(values) for topic, values in topics.items()}
     own = {"host": socket.gethostname(), "why": why, "hashes": hashes}
-    what, missed = f"what it gives {call}", missed or f"reach {call}"
-    answers = store.of_all(what, own, timeout, None, processes, missed, fix)
+    what, awaited = f"what it gives {call}", awaited or store.Awaited(f"reach {call}")
+    answers = store.of_all(what, own, timeout, processes=processes, awaited=awaited)
     hosts = {p: one["host"] for p, one in zip(processes, answers, strict=True)}
     failed = [
         f"{who([p], hosts)} cannot go on: {one['why']}"
@@ -78,10 +96,11 @@ def disagreements(
     differing = [
         topic for topic in names if len({one["hashes"].get(topic) for one in answers}) > 1
     ]
-    follow = {topic for topic, of in (causes or {}).items() if {*of} & {*differing}}
-    differing = [topic for topic in differing if topic not in follow]
+    remedy = lambda topic: remedies.get(topic, _NO_REMEDY)
+    differing = [topic for topic in differing if not {*remedy(topic).causes} & {*differing}]
     if not differing:
         return []
+    fixes = {topic: remedy(topic).fix for topic in differing}
     return _in_full(what, differing, topics, fixes, hosts, timeout)
 
 
@@ -111,7 +130,7 @@ def _in_full(what, differing, topics, fixes, hosts, timeout):
             common = first[topic].get(name, _ABSENT)
             values = {p: one[topic].get(name, common) for p, one in by_process.items()}
             texts = differences(name, values, hosts)
-            sentences += [f"{text}. {fixes.get(topic, '')}".strip() for text in texts]
+            sentences += [f"{text}. {fixes[topic]}".strip() for text in texts]
         more = len(sentences) - _MOST
         found += sentences[:_MOST]
         found += [f"and {more} more of the {topic}."] if more > 0 else []

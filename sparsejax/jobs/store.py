@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -64,17 +64,36 @@ def is_waiting() -> bool:
     return bool(_silent)
 
 
-@contextlib.contextmanager
-def printed_if_late(text: str, seconds: float) -> Iterator[None]:
-    """Prints a text, unless it is "", if a block takes longer than this."""
-    timer = threading.Timer(seconds, lambda: print(text, file=sys.stderr, flush=True))
-    timer.daemon = True
-    if text:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+class Awaited(NamedTuple):
+    """What is said of processes that do not come to a question.
+
+    Attributes:
+        missed: What they did not do, in words; "" if they did not say the value.
+        fix: What to do then, a sentence.
+        late: What is printed while this process waits for them; "" for nothing.
+        patience: Seconds after which it is printed.
+    """
+
+    missed: str = ""
+    fix: str = _FIX
+    late: str = ""
+    patience: float = 0.0
+
+    @contextlib.contextmanager
+    def printing(self) -> Iterator[None]:
+        """Prints `late` if a block takes longer than `patience`."""
+        say = lambda: print(self.late, file=sys.stderr, flush=True)
+        timer = threading.Timer(self.patience, say)
+        timer.daemon = True
+        if self.late:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+_AWAITED = Awaited()
 
 
 def of_all(
@@ -83,8 +102,7 @@ def of_all(
     timeout: float,
     hosts: Sequence[str] | Mapping[int, str] | None = None,
     processes: Sequence[int] | None = None,
-    missed: str = "",
-    fix: str = "",
+    awaited: Awaited = _AWAITED,
 ) -> list:
     """Gathers a value from each process. All of them call it.
 
@@ -94,9 +112,7 @@ def of_all(
         timeout: Seconds to wait for the others.
         hosts: The host name of each process, by index, if known.
         processes: The indices of the processes, this one included; None for all of the job.
-        missed: What a process that is missing did not do, in words, for messages; "" if it
-            did not say the value.
-        fix: What to do then, a sentence; "" for a general one.
+        awaited: What to say of processes that do not come.
 
     Returns:
         The values, decoded from JSON, in the order of the processes' indices.
@@ -119,7 +135,8 @@ def of_all(
     try:
         some = {} if len(asking) == here.processes else {"process_ids": list(asking)}
         milliseconds = round(min(max(1, 1e3 * timeout), _LONGEST))
-        client.wait_at_barrier(folder, milliseconds, **some)
+        with awaited.printing():
+            client.wait_at_barrier(folder, milliseconds, **some)
     except jax.errors.JaxRuntimeError as error:
         late = error
     entries = dict(client.key_value_dir_get(f"{folder}/"))
@@ -142,9 +159,9 @@ def of_all(
         ) from late
     when = f"within {timeout:g} s" if is_late else "before it ended"
     raise JobError(
-        f"{who} of {len(asking)} did not {missed or f'say {what}'} {when}"
+        f"{who} of {len(asking)} did not {awaited.missed or f'say {what}'} {when}"
         + (f" ({came} did): " if came else ": ")
-        + (fix or _FIX)
+        + awaited.fix
     ) from late
 
 

@@ -154,8 +154,7 @@ def _check_same(by_mesh):
 
     devices = [device for mesh in by_mesh for device in mesh.devices.flat]
     processes = agreement.processes_of(devices)
-    if len(processes) > 1:
-        _AGREED.check(_CALL, key, shown, processes, agreement.TIMEOUT)
+    _AGREED.check(_CALL, key, shown, processes, agreement.TIMEOUT)
 
 
 def _leaves(given: Any) -> Iterator[_Leaf]:

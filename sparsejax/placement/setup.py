@@ -23,6 +23,7 @@ from sparsejax import arguments
 from sparsejax.axes import AxisName
 from sparsejax.errors import JobError
 from sparsejax.jobs import agreement, store, versions
+from sparsejax.jobs.agreement import Remedy
 from sparsejax.jobs.texts import text_of
 from sparsejax.state import observing, sharded, tree
 
@@ -30,20 +31,21 @@ from sparsejax.state import observing, sharded, tree
 TIMEOUT = agreement.TIMEOUT
 
 _SAME = "Give all processes the same"
-_FIXES = {
-    "versions": "Install the same on all hosts.",
-    "settings": "Set the same on all hosts.",
-    "mesh": f"{_SAME} mesh, of all devices in one order.",
-    "parameters": f"{_SAME} model.",
-    "variables": f"{_SAME} variables.",
-    "transformation": f"{_SAME} optimizer, rules and plan.",
-    "table": f"{_SAME} key, or the same numbers.",
-    "numbers": f"{_SAME} optimizer, with the same learning rate and options.",
-    "trainer": f"{_SAME} arguments of sparsejax.data_parallel and trainer.init.",
+_REMEDIES = {
+    "versions": Remedy("Install the same on all hosts."),
+    "settings": Remedy("Set the same on all hosts."),
+    "mesh": Remedy(f"{_SAME} mesh, of all devices in one order."),
+    "parameters": Remedy(f"{_SAME} model."),
+    "variables": Remedy(f"{_SAME} variables."),
+    "transformation": Remedy(f"{_SAME} optimizer, rules and plan."),
+    "table": Remedy(f"{_SAME} key, or the same numbers."),
+    "numbers": Remedy(
+        f"{_SAME} optimizer, with the same learning rate and options.",
+        # They decide which operations an update has.
+        causes=("versions", "settings", "mesh", "parameters", "transformation"),
+    ),
+    "trainer": Remedy(f"{_SAME} arguments of sparsejax.data_parallel and trainer.init."),
 }
-
-# What decides which operations an update has: the numbers in these differ, too.
-_CAUSES = {"numbers": ("versions", "settings", "mesh", "parameters", "transformation")}
 
 
 class Setup:
@@ -116,7 +118,7 @@ class Setup:
             **self.topics,
         }
         return agreement.disagreements(
-            self._call, topics, _FIXES, self._processes, self._timeout, why, _CAUSES
+            self._call, topics, _REMEDIES, self._processes, self._timeout, why
         )
 
     def say(self, topic: str, values: Mapping[str, Any]) -> None:

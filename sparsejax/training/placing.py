@@ -95,8 +95,8 @@ def _check_alike(on_host, call):
     mine = [(path, x) for path, x in zip(paths, leaves, strict=True) if not _is_global(x)]
     shapes = [(path, x.shape, x.dtype.name) for path, x in mine]
     of_shapes = _hash(repr(shapes).encode())
-    hashes = np.stack([of_shapes, *[_hash(_octets(x)) for _, x in mine]])
-    everyone = _of_all(np.stack([of_shapes, _hash(_octets(hashes))]))
+    hashes = np.stack([of_shapes, *[_hash(agreement.octets(x)) for _, x in mine]])
+    everyone = _of_all(np.stack([of_shapes, _hash(agreement.octets(hashes))]))
     if not _others(everyone[:, 0]):
         if not _others(everyone[:, 1]):
             return
@@ -114,11 +114,6 @@ def _check_alike(on_host, call):
         + (", ..." if len(shapes) > 8 else "")
         + ". Give all processes the same model."
     )
-
-
-def _octets(x):
-    """Returns a view of an array as bytes: not all dtypes support the buffer protocol."""
-    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
 
 
 def _hash(data):

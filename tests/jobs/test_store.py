@@ -9,7 +9,7 @@ from sparsejax.jobs import agreement, store
 from tests.helpers import jobs
 
 
-FIXES = {"model": "Give all the same model."}
+REMEDIES = {"model": agreement.Remedy("Give all the same model.")}
 
 
 def said(*topics, processes=None, timeout=20.0, why=()):
@@ -19,7 +19,7 @@ def said(*topics, processes=None, timeout=20.0, why=()):
     return [
         functools.partial(
             agreement.disagreements,
-            *("init", own, FIXES, everyone, timeout, why.get(process, "")),
+            *("init", own, REMEDIES, everyone, timeout, why.get(process, "")),
         )
         for process, own in enumerate(topics)
     ]
