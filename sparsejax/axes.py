@@ -46,6 +46,8 @@ def check_axis_name(axis_name: Any, what: str, hint: str = "") -> None:
     """
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     if axis_name is None or (names and all(isinstance(name, str) for name in names)):
+        if len(set(names)) < len(names):
+            raise ArgumentError(f"{what}: axis_name={axis_name!r} names an axis twice.")
         return
     if isinstance(axis_name, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         given = f"a {type(axis_name).__name__}"

@@ -275,9 +275,9 @@ def local_steps(
         `sparsejax.rounds.sparse_loco`: the largest entries of offsets, in two bits.
         `sparsejax.rounds.pulse_loco`: the entries that change a bfloat16 parameter.
     """
+    axes.check_axis_name(axis_name, checks.CALL)
     outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
     sync = dense_sync(axis_name) if sync is None else sync
-    axes.check_axis_name(axis_name, checks.CALL)
     schedule = FragmentSchedule(every, fragments, delay)
     checks.check_blend(blend, delay)
     for name, tx in (("inner", inner), ("outer", outer), ("sync", sync)):

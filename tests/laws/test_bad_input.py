@@ -53,6 +53,12 @@ def test_local_is_the_identity_outside_of_a_mesh():
         step(jnp.ones((2, 3)))
 
 
+def test_an_axis_named_twice():
+    for make in (sparsejax.zen_sync, sparsejax.embrace_sync, sparsejax.chunked_sync):
+        with pytest.raises(errors.ArgumentError, match=r"'data', 'data'\) names an axis t"):
+            make(("data", "data"))
+
+
 def test_several_manual_axes_and_none_named():
     step = on_ranks(lambda x: sparsejax.all_reduce(x[0]), TWO_AXES)
     with pytest.raises(

@@ -39,7 +39,7 @@ def params():
         ),
         ({"inner": None}, r"inner must be an optax transformation, such as optax.adamw"),
         ({"every": 2.0}, r"every must be .*got 2.0"),
-        ({"axis_name": 3}, r"axis_name must be the name of a mesh axis"),
+        ({"axis_name": 3}, r"local_steps: axis_name must be the name of a mesh"),
         ({"inner": sparsejax.embrace.horizontal(optax.sgd(0.1))}, r"inner is .*horizontal"),
     ],
 )

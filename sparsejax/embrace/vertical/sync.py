@@ -130,6 +130,7 @@ def embrace_sync(
         Li et al., EmbRace: Accelerating Sparse Communication for Distributed Training of
         NLP Neural Networks, ICPP 2022, section 4.2.2
     """
+    axes.check_axis_name(axis_name, _NAME)
     if isinstance(replicated, str):
         arguments.check_one_of("replicated", replicated, tuple(_REPLICATED))
     scheme = _REPLICATED[replicated] if isinstance(replicated, str) else replicated
