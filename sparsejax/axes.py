@@ -45,9 +45,8 @@ def check_axis_name(axis_name: Any, what: str, hint: str = "") -> None:
             transformation was passed.
     """
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    if axis_name is None or (names and all(isinstance(name, str) for name in names)):
-        if len(set(names)) < len(names):
-            raise ArgumentError(f"{what}: axis_name={axis_name!r} names an axis twice.")
+    are_names = names and all(isinstance(name, str) for name in names)
+    if axis_name is None or (are_names and len(set(names)) == len(names)):
         return
     if isinstance(axis_name, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         given = f"a {type(axis_name).__name__}"
@@ -61,8 +60,8 @@ def check_axis_name(axis_name: Any, what: str, hint: str = "") -> None:
     else:
         given = f"a {type(axis_name).__name__}"
     raise ArgumentError(
-        f"{what}: axis_name must be the name of a mesh axis, such as 'data', a pair of "
-        f"names, or None for the only one, got {given}. {hint}".rstrip()
+        f"{what}: axis_name must be the name of a mesh axis, such as 'data', two "
+        f"different names, or None for the only one, got {given}. {hint}".rstrip()
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sparsejax import arguments
+from sparsejax import arguments, axes
 from sparsejax.advise import codec
 from sparsejax.advise.table import table
 from sparsejax.arguments import cut
@@ -23,6 +23,7 @@ from sparsejax.checkpoints.records import versions
 from sparsejax.errors import ArgumentError, PlanError, message
 from sparsejax.schemes import TwoLevel
 from sparsejax.schemes.base import Scheme
+from sparsejax.state import tree
 from sparsejax.transforms.buckets import Assignment, is_part
 
 
@@ -132,12 +133,13 @@ class Plan(Assignment):
                 + ". Make a new plan, or rename the entries in its file."
             )
         for path, leaf in zip(paths, leaves, strict=True):
-            shape, dtype = tuple(leaf.shape), str(jnp.dtype(leaf.dtype))
-            if (shape, dtype) != (by_path[path].shape, by_path[path].dtype):
+            whole, dtype = by_path[path].shape, str(jnp.dtype(leaf.dtype))
+            fits = tuple(leaf.shape) == whole or _is_shard(path, leaf, whole)
+            if not fits or dtype != by_path[path].dtype:
                 raise PlanError(
                     f"the plan was made for another tree: in the plan {path!r} is "
-                    f"{by_path[path].dtype}{list(by_path[path].shape)}, in the tree "
-                    f"{dtype}{list(shape)}. Make a new plan."
+                    f"{by_path[path].dtype}{list(whole)}, in the tree "
+                    f"{dtype}{list(leaf.shape)}. Make a new plan, of the whole parameters."
                 )
 
     def check_ranks(self, ranks: int) -> None:
@@ -225,6 +227,15 @@ class Plan(Assignment):
             return cls.from_json(text)
         except PlanError as error:
             raise PlanError(f"{path}: {error}") from None
+
+
+def _is_shard(path, leaf, whole):
+    """Returns whether a leaf can be a shard of an array of the shape `whole`."""
+    may_be = tree.shards_of(path, leaf) or len(axes.manual_axes()) > 1
+    if not may_be or len(leaf.shape) != len(whole):
+        return False
+    pairs = zip(whole, leaf.shape, strict=True)
+    return all(part and of % part == 0 for of, part in pairs)
 
 
 def _check_format(head: Any) -> None:

@@ -36,6 +36,7 @@ from sparsejax.state.per_rank import find
 from sparsejax.transforms.buckets import Bucket, ByRules, Rules
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.units import bits
+from sparsejax.units.indices import check_numbered
 from sparsejax.wire.collectives import Wire
 
 
@@ -100,8 +101,9 @@ def profile(
         for bucket in _sparse_buckets(paths, leaves, rules)
         for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True)
     ]
-    for i, path, _ in parts:
+    for i, path, (units, *_) in parts:
         axes.require_local(path, leaves[i], axis_name)
+        check_numbered(f"leaf {path!r}", units)
 
     def measured(leaves):
         units = {path: leaves[i].reshape(shape) for i, path, shape in parts}

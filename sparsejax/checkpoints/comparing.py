@@ -1,6 +1,7 @@
 """Compares a checkpoint with the fresh state into which it is to be restored.
 
-For the same number of ranks both must have the same nodes, shapes and dtypes. For another
+For the same number of ranks both must have the same nodes, shapes and dtypes; a number may
+be an array in one of them, and one of Python's in the other. For another
 number, state by rank may have another number of rows, and a table another number of columns
 of padding. The states of schemes are not restored, so only their buckets and types are
 compared.
@@ -60,6 +61,8 @@ def _differ(
         if saved.dtype == fresh.dtype and matches(saved.shape, fresh.shape):
             return None
         return Difference(path, str(saved), str(fresh))
+    if _are_numbers(saved, fresh) or _are_numbers(fresh, saved):
+        return None
     if isinstance(saved, Value) and isinstance(fresh, Value):
         was, now = (type(part.value).__name__ for part in (saved, fresh))
         return None if was == now else Difference(path, was, now)
@@ -85,6 +88,17 @@ def _differ(
         parts = saved.parts[name], fresh.parts[name]
         found = _differ(*parts, joined(path, name), matches, resizing)
     return found
+
+
+def _are_numbers(array, value):
+    """Returns whether these are an array and a Python number, of one number of one kind.
+
+    flax's `TrainState.create` makes the number of steps an int, and a step an array.
+    """
+    if not isinstance(array, Array) or not isinstance(value, Value) or array.shape:
+        return False
+    kinds = {bool: ("bool",), int: ("int", "uint"), float: ("float", "bfloat")}
+    return array.dtype.startswith(kinds.get(type(value.value), ()))
 
 
 def _equal(saved, fresh):

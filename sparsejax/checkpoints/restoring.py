@@ -12,6 +12,7 @@ from sparsejax.checkpoints import folders, reading, records, together
 from sparsejax.checkpoints.comparing import first_difference
 from sparsejax.checkpoints.description import (
     HELD,
+    VALUES,
     Array,
     Part,
     Value,
@@ -141,11 +142,17 @@ def _check_same(record, fresh, here, others, folder, held):
     ranks = ""
     fix = "Make `like` with the parameters and the transformation that were saved"
     fix = found.fix or f"{fix}, and shard the parameters as they were."
+    if others and not held:
+        # For example, nnx.state puts the nodes that tx made into its own containers.
+        raise CheckpointError(
+            f"the checkpoint in {folder} is of {record.ranks.number} ranks, and here are "
+            f"{here.number}; at {found.path!r} it has {found.saved}, and `like` has "
+            f"{found.fresh}. Nothing in `like` says by its type what ranks hold, so it "
+            "cannot be distributed: save and restore what sparsejax.init(tx, params, mesh) "
+            "made, or with flax.nnx its opt_state, nnx.as_pure(optimizer.opt_state)."
+        )
     if others:
-        ranks = f" It is of {record.ranks.number} ranks, and here are {here.number}"
-        # For example, flax.nnx puts the nodes that tx made into its own containers.
-        none = ", and nothing in `like` says by its type what ranks hold: save and restore"
-        ranks += "." if held else f"{none} what sparsejax.init(tx, params, mesh) made."
+        ranks = f" It is of {record.ranks.number} ranks, and here are {here.number}."
     raise CheckpointError(
         f"the checkpoint in {folder} is of another model, of another transformation, or of "
         f"other options of it, than `like`: at {found.path!r} it has {found.saved}, and "
@@ -193,10 +200,12 @@ class _StatePart(NamedTuple):
         return node
 
     def leaf(self, found: dict[int, Any]) -> Any:
-        """Returns the leaf, placed as the fresh one."""
-        if isinstance(self.saved, Value):
-            return self.saved.value
-        return _leaf(self.saved, self.like, found)
+        """Returns the leaf, of the fresh one's type and placed as it is."""
+        if type(self.like) not in VALUES:
+            return _leaf(self.saved, self.like, found)
+        saved: Any = self.saved
+        is_value = isinstance(saved, Value)
+        return saved.value if is_value else found[saved.number].item()
 
 
 def _places(saved: Any, like: Any, others: bool, path: str = "") -> Iterator[_StatePart]:
@@ -221,6 +230,8 @@ def _sharding(like):
 
 
 def _numbers(saved, found, dtype):
+    if isinstance(saved, Value):
+        return np.asarray(saved.value, dtype)
     if saved.number is None:
         return np.zeros(saved.shape, dtype)
     return found[saved.number]
@@ -235,7 +246,7 @@ def _whole(saved, like, found):
 
 
 def _leaf(saved, like, found):
-    if saved.number is None and is_key(like):
+    if is_key(like) and saved.number is None:
         return like  # an array without elements
     x = _numbers(saved, found, like.dtype)
     if isinstance(like, np.ndarray | np.generic):
@@ -243,7 +254,7 @@ def _leaf(saved, like, found):
     place = _sharding(like)
     if place is None:
         x = jnp.asarray(x)
-    elif not isinstance(x, jax.Array):  # it has no elements
+    elif not isinstance(x, jax.Array):  # it has no elements, or was a number of Python's
         numbers = x
         x = jax.make_array_from_callback(x.shape, place, lambda at: numbers[at])
     if not is_key(like):

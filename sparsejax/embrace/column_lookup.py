@@ -22,6 +22,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.rows.lookup import marked
 from sparsejax.schemes.base import Stage, Traffic
 from sparsejax.state import tree
+from sparsejax.units.indices import check_numbered
 from sparsejax.units.merging import Merge, merged
 from sparsejax.units.units import wide
 from sparsejax.wire.collectives import Wire
@@ -206,6 +207,7 @@ class _IdList:
     @classmethod
     def of(cls, read, mode, wire):
         height = read.height
+        check_numbered(read.name, height)
         ids = _signed(wire.per_rank(read.ids.reshape(-1)), height, mode)
         if mode == "clip":
             ids = jnp.clip(ids, 0, height - 1)

@@ -321,7 +321,8 @@ def check_units(x: Units | jax.Array) -> None:
         raise ArgumentError(
             f"an array of {x.shape[0]:,} units is too large: units are numbered by int32, "
             f"which leaves room for {MOST_UNITS:,}. Use rows as units (a rule "
-            "{path: 'row'}), or shard the array over a second mesh axis."
+            "{path: 'row'}), sum it densely (the rule 'dense'), or shard the array over a "
+            "second mesh axis."
         )
 
 

@@ -30,7 +30,9 @@ def for_platform(platform: str) -> AbstractContextManager[Any]:
         platform: "cpu", "gpu", "tpu", or another that JAX names.
     """
     device = AbstractDevice(device_kind=platform, num_cores=None, platform=platform)
-    mesh = AbstractMesh((1,), ("device",), abstract_device=device)
+    # JAX does not enter a mesh of another size than that of `jax.set_mesh`, 0 without one.
+    size = jax.sharding.get_abstract_mesh().size or 1
+    mesh = AbstractMesh((size,), ("device",), abstract_device=device)
     return jax.sharding.use_abstract_mesh(mesh)
 
 

@@ -218,7 +218,7 @@ class DataParallel:
             ArgumentError: The batch cannot be split, processes give different shapes that
                 are new to all, or `loss_fn` or `tx` cannot be used.
             JobError: Shapes are new to this process alone, which waits for half an hour.
-            StateError: The state was donated, or is of other ranks or another optimizer.
+            StateError: The state was donated, or is of other ranks or parameters.
             ReplicaError: With `check_every`, ranks have different bits of the state.
             BadNumberError: By `skip_nonfinite(tx, report=True)`; its `state` is the next.
         """

@@ -277,7 +277,8 @@ def feedback(
         own = _Update(lossy, memory, structure, given, wire)
         exchange = axes.all_manual(own.exchanged, wire.axis)
         # Inside `all_manual`, each device along the further axes has whole leaves.
-        params = _read(lossy, structure, params)
+        reads = lossy.entry.reads_params
+        params = structure.flatten_up_to(sharded.apart(params).rest) if reads else None
         with tree.of_shards({}) if axes.further_axes() else contextlib.nullcontext():
             sent, after = exchange(leaves, state, ids, params)
         if axes.further_axes():
@@ -286,13 +287,6 @@ def feedback(
         return shards.together(structure.unflatten(sent), parts), after
 
     return tree.transformation(init, update)
-
-
-def _read(lossy, structure, params):
-    """Returns the parameters of the leaves, if entries are selected by them; else None."""
-    if not lossy.entry.reads_params:
-        return None
-    return structure.flatten_up_to(sharded.apart(params).rest)
 
 
 class _Update(NamedTuple):

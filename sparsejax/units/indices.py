@@ -20,8 +20,8 @@ def check_numbered(name: str, units: int) -> None:
     if units > MOST_NUMBERED:
         raise ArgumentError(
             f"{name}: {units:,} units are too many: they are numbered by int32, which goes "
-            f"to {MOST_NUMBERED:,}. Use rows as units, or shard the array over a second "
-            "mesh axis."
+            f"to {MOST_NUMBERED:,}. Use rows as units, split the array, or shard it over a "
+            "second mesh axis."
         )
 
 

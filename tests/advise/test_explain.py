@@ -587,6 +587,27 @@ def test_the_command_says_what_is_wrong(arguments, match, capsys):
     assert match in told
 
 
+@pytest.mark.parametrize("kind", helpers.KINDS)
+def test_advice_under_a_mesh_that_was_set_is_that_without(kind):
+    """A program under `jit` sets its mesh first."""
+    mesh = helpers.KINDS[kind](helpers.grid(data=2, model=2))
+    over = jax.NamedSharding(mesh, jax.P("model"))
+    params = {"embedding": jax.device_put(jnp.zeros((20_000, 8)), over)}
+    tx = sparsejax.zen_sync("data", reduce="sum")
+    plan = lambda: sparsejax.make_plan(
+        [sparsejax.advise.profile_from_state(state, params, ranks=2)],
+        params,
+        ranks=2,
+        network=NETWORK["network"],
+    )
+    doctor = lambda: sparsejax.doctor(tx, params, network=NETWORK["network"])
+    made = lambda: (str(explained(tx, params, density=0.01)[0]), plan(), str(doctor()))
+    with jax.set_mesh(mesh):
+        state = sparsejax.init(tx, params)
+        inside = made()
+    assert inside == made()
+
+
 def test_a_forecast_is_for_the_platform_that_is_named():
     """GPUs send entries where they save 0.72 MB, and TPUs list no single numbers."""
     params = {

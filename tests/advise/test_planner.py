@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax import errors, schemes
 from sparsejax.advise import codec
+from sparsejax.state import tree
 from sparsejax.units import ownership
 from tests import helpers
 
@@ -334,6 +335,35 @@ def test_a_plan_for_another_tree_is_refused_before_anything_is_sent():
     refused(
         r"in the plan 'bias' is float32\[256\], in the tree float32\[300\]", first, other
     )
+
+
+def test_a_plan_of_whole_parameters_is_one_of_their_shards():
+    """Parameters are sharded over a fast axis, and the update runs under `jit`."""
+    mesh = helpers.grid(data=2, model=2)
+    put = lambda x: jax.device_put(x, jax.NamedSharding(mesh, P(None, "model")))
+    params = {"embedding": put(PARAMS["embedding"])}
+    grads = {"embedding": gradients(0, n=2)["embedding"]}
+
+    def summed(tx):
+        stacked = jnp.stack([grads["embedding"]] * 2, 1).reshape(4, ROWS, WIDTH)
+        with jax.set_mesh(mesh):
+            given = {"embedding": helpers.partial_sums(stacked, mesh)}
+            state = sparsejax.init(tx, params)
+            updates, state = jax.jit(tx.update)(given, state, params)
+        return np.asarray(updates["embedding"]), state
+
+    zen = sparsejax.zen_sync("data", reduce="sum")
+    total, state = summed(zen)
+    seen = sparsejax.advise.profile_from_state(state, params, ranks=2)
+    plan = sparsejax.make_plan([seen], params, ranks=2, **NETWORK)
+    np.testing.assert_array_equal(total, 2 * grads["embedding"].sum(0))
+    of_plan, _ = summed(sparsejax.sync(plan, "data", reduce="sum"))
+    np.testing.assert_array_equal(of_plan, total)
+    shard = lambda columns: [jax.ShapeDtypeStruct((ROWS, columns), jnp.float32)]
+    with tree.of_shards({"embedding": frozenset({"model"})}):
+        plan.check_leaves(["embedding"], shard(WIDTH // 4))
+        refused("of the whole", plan.check_leaves, ["embedding"], shard(3 * WIDTH // 4))
+    refused("of the whole", plan.check_leaves, ["embedding"], shard(WIDTH // 2))
 
 
 def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():

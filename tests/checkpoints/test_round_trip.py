@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
 from sparsejax.checkpoints import reading
+from sparsejax.errors import CheckpointError
 from sparsejax.state.per_rank import find
 from sparsejax.transforms.exchange import ExchangeState
 from tests import helpers
@@ -136,6 +137,26 @@ def test_arrays_without_elements_numbers_and_texts(tmp_path):
             assert type(got[name]) is type(x)
             np.testing.assert_equal(got[name], x)
             assert getattr(got[name], "dtype", None) == getattr(x, "dtype", None)
+
+
+def test_a_number_may_be_an_array_in_one_and_of_python_in_the_other(tmp_path):
+    """As the steps of flax's TrainState, which are an array from the first step on."""
+    there = NamedSharding(helpers.mesh_of(cases.RANKS), P())
+    arrays = {
+        "step": jax.device_put(np.int32(7), there),
+        "rate": jnp.float32(0.5),
+        "done": np.bool_(True),
+    }
+    numbers = {"step": 0, "rate": 0.0, "done": False}
+    for name, saved, like in (("a", arrays, numbers), ("b", numbers, arrays)):
+        sparsejax.save(tmp_path / name, saved)
+        got = sparsejax.restore(tmp_path / name, like)
+        assert {k: type(x) for k, x in got.items()} == {k: type(x) for k, x in like.items()}
+        assert got == saved
+    assert got["step"].sharding == there
+    for other in (np.arange(2), jnp.float32(0), "text"):
+        with pytest.raises(CheckpointError, match="at 'step' it has int32"):
+            sparsejax.restore(tmp_path / "a", {**numbers, "step": other})
 
 
 def test_a_target_without_numbers_will_do_on_as_many_ranks(tmp_path):

@@ -177,7 +177,12 @@ class _Examination:
         if mesh is None:
             mesh, axis_name = Mesh(np.array(jax.devices()), ("data",)), "data"
         axis_name = specs.data_axis(mesh, axis_name, "sparsejax.doctor")
-        hosts = [one["host"] for one in answers]
+        with jax.set_mesh(mesh):
+            self._on_mesh(mesh, axis_name, [one["host"] for one in answers])
+        return None
+
+    def _on_mesh(self, mesh, axis_name, hosts):
+        """Checks gradients, parameters, the network and the plan on the mesh."""
         self.findings.append(
             between.gradient(mesh, axis_name, self.grad_fn, self.params, self.batch)
         )
@@ -189,7 +194,6 @@ class _Examination:
         elif self.tx is not None:
             text = "tx was not checked: no parameters were given."
             self.add("plan", NOTE, text, "Give doctor params=, or their shapes and dtypes.")
-        return None
 
     def _devices(self, answers, devices):
         kinds = sorted({kind for one in devices for kind in one["kinds"]})

@@ -10,7 +10,7 @@ from sparsejax.advise.explain.densities import TABLE
 from sparsejax.advise.explain.reading import Group
 from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, forecast_of
 from sparsejax.advise.table import size
-from sparsejax.schemes.base import LossyScheme, Scheme
+from sparsejax.schemes.base import MOST_UNITS, LossyScheme, Scheme
 from sparsejax.schemes.forecast import independent
 from sparsejax.transforms.buckets import SPARSE_FROM
 
@@ -254,6 +254,8 @@ def _with(groups, rows, times: SchemeTimes, change):
         is_small = len(group.paths) > 1 and group.scheme.is_dense
         is_kept = group.in_rounds and change is _sparsified
         is_kept = is_kept or group.load.size < SPARSE_FROM or _chooses(group.scheme)
+        count = group.load.size if change is _sparsified else group.load.units
+        is_kept = is_kept or count > MOST_UNITS
         if is_small or is_kept:
             total += own
             continue

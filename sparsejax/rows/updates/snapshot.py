@@ -71,7 +71,8 @@ class Snapshot:
                 f"move, and {len(self.plan.fading)} are needed: it was saved by another "
                 "version or for another optimizer. Start from tx.init(params); or settle "
                 "it with the version that has saved it, and take "
-                "state._replace(kept=tx.init(params).kept) of what that returns."
+                "state._replace(kept=tx.init(params).kept) of what that returns. Or rows "
+                "have float64 gradients of a float32 table: cast them to its dtype."
             )
         made = self._sums() if sums is None else sums
         self.missed = dataclasses.replace(self.missed, sums=made)

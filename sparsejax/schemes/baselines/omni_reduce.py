@@ -68,6 +68,7 @@ class OmniReduce(SparseScheme):
         n = wire.ranks
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, wire)
+        base.check_units(x)
         width = x.size // x.shape[0]
         units = self._units(width)
         count = -(-x.shape[0] // units)
@@ -76,7 +77,6 @@ class OmniReduce(SparseScheme):
         flags, x = x.present(), x.dense()
         blocks = jnp.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1)))
         blocks = blocks.reshape(count, units * width)
-        base.check_units(blocks)
         before = jnp.mean(flags.astype(jnp.float32))
         flags = jnp.any(jnp.pad(flags, (0, rest)).reshape(count, units), axis=1)
         layout = Contiguous(self.aggregators).over(count, n)

@@ -49,7 +49,7 @@ class SparseScheme(base.Scheme):
         stages = self.push_pull.over(x, wire, Contiguous().over(x.shape[0], n))
         wire, plan = stages.wire, stages.plan
         known = stages.count(x, x.present())
-        dense = (n - 1) * count * unit_bytes(x, wire.travelling(x.dtype))
+        dense = float(n - 1) * count * unit_bytes(x, wire.travelling(x.dtype))
 
         def by_entries(x):
             total, push = stages.by_entries(x, known, stages.travelling)

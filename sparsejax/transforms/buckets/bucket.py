@@ -153,6 +153,8 @@ def split(x: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
     Where each starts is `hidden`: XLA fuses a part into what uses it, such as the
     optimizer's step of a leaf.
     """
+    if len(lengths) == 1:
+        return [x[: lengths[0]]]
     ends = np.cumsum(lengths, dtype=np.int32)
     starts = ends - np.asarray(lengths, np.int32)
     data = lambda: unsigned(x.ravel()[0]) if x.size else jnp.int32(0)

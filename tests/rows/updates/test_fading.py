@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+import sparsejax
 from sparsejax.errors import ArgumentError
 from sparsejax.rows import lazy, settle
 from sparsejax.rows.reads import Ids
@@ -255,3 +256,17 @@ def test_rows_that_may_miss_steps_of_numbers_that_are_traced_are_refused(name):
             update(grads)
     inside = lazy(optax.inject_hyperparams(factory)(0.1, **options))
     jax.eval_shape(inside.update, rows, inside.init(PARAMS), PARAMS)
+
+
+def test_it_is_traced_with_64_bits_and_without_in_one_process():
+    """JAX keeps a constant of NumPy in a loop from one trace for the next."""
+
+    def loss(wide):
+        with jax.enable_x64(wide):
+            tx = optax.chain(sparsejax.zen_sync(), lazy(optax.adam(1e-2)))
+            loss_fn = lambda params, batch: jnp.mean(params["table"][batch] ** 2)
+            trainer = sparsejax.data_parallel(loss_fn, tx, helpers.mesh_of(2))
+            state = trainer.init({"table": jnp.ones((300, 6), jnp.float32)})
+            return trainer.step(state, np.arange(8, dtype=np.int32))[1]
+
+    assert loss(False) == loss(True) == loss(False)

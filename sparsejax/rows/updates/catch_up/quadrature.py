@@ -54,7 +54,7 @@ def quadrature(weights: jax.Array, points: jax.Array) -> tuple[jax.Array, jax.Ar
 
 # A permutation of six indices, paired as (0, 1), (2, 3), (4, 5): in five turns each index
 # is paired with each other one.
-_TURN = np.array([0, 3, 1, 5, 2, 4])
+_TURN = np.array([0, 3, 1, 5, 2, 4], np.int32)
 _SWEEPS = 6
 
 

@@ -20,13 +20,14 @@ from pallas_kernels import hashing
 from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.branches import hidden
-from sparsejax.errors import AlreadySummedError, ArgumentError
+from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.per_rank import PerRank, check_kind
 from sparsejax.transforms import checks
 from sparsejax.transforms.entry import Entry
 from sparsejax.transforms.feedback import Accumulated, Outcome
+from sparsejax.transforms.select.checks import check_shards, check_sizes, require_local
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes, selections
 from sparsejax.units.sparse_tensor import Origin, SparseTensor
@@ -174,6 +175,9 @@ class Select:
                 )
             require_local(path, leaf, wire)
         self._check_shards(paths, leaves)
+        pairs = zip(paths, leaves, strict=True)
+        sizes = {path: leaf.size for path, leaf in pairs if self.sparsifies(path, leaf)}
+        check_sizes(sizes, self.global_)
 
     def _check_shards(self, paths, leaves):
         """Raises if leaves that share a threshold are sharded over different axes."""
@@ -346,37 +350,6 @@ class Select:
             values, coded = value_codes.coded(values, real, self.values, like.dtype)
         entries = places, values, like.shape, self.sparsifier.shared
         return SparseTensor(*entries, Origin(places), distinct=True, coded=coded)
-
-
-def require_local(path: str, leaf: Any, wire: Wire) -> None:
-    """Raises if a gradient was already summed upstream of a sparsifier."""
-    try:
-        axes.require_local(path, leaf, wire.axis)
-    except AlreadySummedError as error:
-        raise AlreadySummedError(
-            f"{error} A sparsifier stands before the synchronization: "
-            "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), ...)."
-        ) from None
-
-
-def check_shards(
-    over: Sequence[frozenset[str]], model_axis: AxisName | None, what: str
-) -> None:
-    """Raises if leaves share a number, are sharded differently, and `model_axis` is None.
-
-    Args:
-        over: The mesh axes over which each leaf is sharded, as far as types show.
-        model_axis: The mesh axis over which the caller says that tensors are sharded.
-        what: The option by which they share the number, for the message.
-    """
-    shards = sorted({tuple(sorted(axes)) for axes in over})
-    if model_axis is None and len(shards) > 1:
-        raise ArgumentError(
-            f"some leaves vary over {shards[0]} and others over {shards[-1]}, and what all "
-            f"have together ({what}) would differ from shard to shard: give the sparsifier "
-            "model_axis, the axis over which they are sharded. Under jit, where it is not "
-            f"taken, leave {what} out, or shard these leaves over the same axes."
-        )
 
 
 def _unwrapped(by_name):
