@@ -1,9 +1,9 @@
 """Compares a checkpoint with the fresh state into which it is to be restored.
 
-For the same number of ranks both must have the same nodes, shapes and dtypes; a number may
-be an array in one of them, and one of Python's in the other. For another
-number, state by rank may have another number of rows, and a table another number of columns
-of padding. The states of schemes are not restored, so only their buckets and types are
+For the same number of ranks both must have the same nodes, shapes and dtypes. A number may
+be an array in one of them and a Python number in the other. For another number of ranks,
+state by rank may have another number of rows, and a table another number of columns of
+padding. The states of schemes are not restored, so only their buckets and types are
 compared.
 """
 

@@ -142,17 +142,15 @@ def _check_same(record, fresh, here, others, folder, held):
     ranks = ""
     fix = "Make `like` with the parameters and the transformation that were saved"
     fix = found.fix or f"{fix}, and shard the parameters as they were."
-    if others and not held:
-        # For example, nnx.state puts the nodes that tx made into its own containers.
-        raise CheckpointError(
-            f"the checkpoint in {folder} is of {record.ranks.number} ranks, and here are "
-            f"{here.number}; at {found.path!r} it has {found.saved}, and `like` has "
-            f"{found.fresh}. Nothing in `like` says by its type what ranks hold, so it "
-            "cannot be distributed: save and restore what sparsejax.init(tx, params, mesh) "
-            "made, or with flax.nnx its opt_state, nnx.as_pure(optimizer.opt_state)."
-        )
     if others:
-        ranks = f" It is of {record.ranks.number} ranks, and here are {here.number}."
+        ranks = f" It is of {record.ranks.number} ranks, and here are {here.number}"
+        # For example, nnx.state puts the nodes that tx made into its own containers.
+        none = (
+            ", and nothing in `like` says by its type what ranks hold: save and restore "
+            "what sparsejax.init(tx, params, mesh) made, with flax.nnx "
+            "nnx.as_pure(optimizer.opt_state)."
+        )
+        ranks += "." if held else none
     raise CheckpointError(
         f"the checkpoint in {folder} is of another model, of another transformation, or of "
         f"other options of it, than `like`: at {found.path!r} it has {found.saved}, and "

@@ -304,7 +304,7 @@ def test_containers_that_do_not_tell_what_ranks_hold(tmp_path, nothing_is_read):
     """As those of flax.nnx."""
     of = lambda ranks: dict(enumerate(jax.tree.leaves(opt_state(TX, ranks))))
     sparsejax.save(tmp_path / "flat", of(2))
-    match = "of 2 ranks, and here are 4; .*Nothing in `like` says .*init.*nnx.as_pure"
+    match = "of 2 ranks, and here are 4, and nothing in `like` says .*init.*nnx.as_pure"
     refused(match, sparsejax.restore, tmp_path / "flat", of(4))
 
 
