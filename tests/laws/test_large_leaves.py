@@ -85,7 +85,8 @@ def test_a_profile_and_a_lookup_name_what_is_too_large():
     profile = lambda w: sparsejax.profile({"w": sparsejax.local(w)})["w"].units
     with pytest.raises(errors.ArgumentError, match="leaf 'w': 2,147,483,648 units"):
         jax.eval_shape(on_ranks(profile, P()), LARGE)
-    value = jax.ShapeDtypeStruct((2**31, 8), jnp.bfloat16)
+    over = NamedSharding(mesh, P(None, "data"))
+    value = jax.ShapeDtypeStruct((2**31, 8), jnp.bfloat16, sharding=over)
     table = sparsejax.ColumnTable(value, 8, "data")
     read = lambda table: sparsejax.column_lookup(table, jnp.zeros(3, jnp.int32))
     specs = (sparsejax.state_specs(table),)
