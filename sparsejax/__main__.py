@@ -5,6 +5,8 @@ A command is a module with two functions: `add(subparsers)` describes its argume
 """
 
 import argparse
+import os
+import signal
 import sys
 
 from sparsejax.advise.doctor import command as doctor_command
@@ -23,7 +25,12 @@ def main(argv: list[str] | None = None) -> int:
         command.add(subparsers).set_defaults(run=command.run)
     options = parser.parse_args(argv)
     try:
-        return options.run(options)
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as by `| head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (SparsejaxError, OSError, ImportError, AttributeError, TypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

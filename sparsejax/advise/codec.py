@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 import inspect
 import json
+import math
 import os
 import pathlib
 import types
@@ -67,7 +68,7 @@ def dumps(value: Any, **head: Any) -> str:
 
 
 def encode(value: Any) -> Any:
-    """Returns a value as a tree of types that JSON can encode."""
+    """Returns a value as a tree of types that JSON can encode; an infinity becomes null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         named = any(isinstance(value, family) for family in _FAMILIES)
         encoded = {"name": type(value).__name__} if named else {}
@@ -83,7 +84,8 @@ def encode(value: Any) -> Any:
         return {key: encode(given) for key, given in value.items()}
     if isinstance(value, (list, tuple)):
         return [encode(given) for given in value]
-    return value.item() if isinstance(value, np.generic) else value
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and math.isinf(value) else value
 
 
 def loads(text: str | bytes, where: str) -> Any:

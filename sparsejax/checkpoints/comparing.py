@@ -10,6 +10,9 @@ compared.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
+
 from sparsejax.checkpoints.description import (
     Array,
     Node,
@@ -91,14 +94,21 @@ def _differ(
 
 
 def _are_numbers(array, value):
-    """Returns whether these are an array and a Python number, of one number of one kind.
+    """Returns whether these are an array and a Python number of its kind that fits in it.
 
     flax's `TrainState.create` makes the number of steps an int, and a step an array.
     """
     if not isinstance(array, Array) or not isinstance(value, Value) or array.shape:
         return False
     kinds = {bool: ("bool",), int: ("int", "uint"), float: ("float", "bfloat")}
-    return array.dtype.startswith(kinds.get(type(value.value), ()))
+    if not array.dtype.startswith(kinds.get(type(value.value), ())):
+        return False
+    try:
+        with np.errstate(all="ignore"):
+            number = np.asarray(value.value, jnp.dtype(array.dtype))
+    except OverflowError:
+        return False
+    return bool(np.isfinite(number) == np.isfinite(value.value))
 
 
 def _equal(saved, fresh):

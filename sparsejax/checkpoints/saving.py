@@ -9,12 +9,16 @@ import numpy as np
 
 from sparsejax.checkpoints import folders, reading, records, storage, together
 from sparsejax.checkpoints.description import (
+    Array,
+    Value,
     arrays_of,
     described,
     is_key,
+    leaves,
     ranks_of,
 )
 from sparsejax.errors import ArgumentError
+from sparsejax.jobs import agreement, store
 from sparsejax.state import tree
 from sparsejax.state.per_rank import check_whole
 
@@ -31,8 +35,9 @@ def save(
     It is written whole or not at all: all of it is read back and compared before the folder
     gets its name, and a crash or a full disk leaves the path as it was. In a job of several
     processes all call it, with a path that all of them see. Each writes its shards; process
-    0 alone writes leaves that are no global arrays, such as NumPy arrays. If one process
-    cannot write or read its part, all raise, at the latest within minutes. It needs orbax:
+    0 alone writes leaves that are no global arrays, such as NumPy arrays and PRNG keys, and
+    all raise if another process has other numbers there. If one process cannot write or
+    read its part, all raise, at the latest within minutes. It needs orbax:
     `pip install 'sparsejax[checkpoint]'`.
 
     Args:
@@ -83,6 +88,7 @@ def save(
             f"the description of the state would have {size:,} bytes, and restore reads "
             f"{records.LARGEST:,}: keep long texts, and lists of numbers, as arrays."
         )
+    stored = list(map(_stored, arrays))
     together.check_equal(
         together.Same(
             "the path",
@@ -97,9 +103,15 @@ def save(
             str(about),
             "What a checkpoint belongs to is the same on all processes: give all the same.",
         ),
+        together.Same(
+            "the leaf",
+            _local(part, stored) if store.place().processes > 1 else {},
+            "",
+            "Process 0 alone writes what is no array over devices of all processes: make "
+            "it one, or keep it in a file of each process.",
+        ),
         call="sparsejax.save",
     )
-    stored = list(map(_stored, arrays))
     reading.check_dtypes(arrays_of(part), stored)
     storage.write(folder, written, part, stored, replace)
 
@@ -113,3 +125,18 @@ def _stored(x):
         x = jax.random.key_data(x)
     # In a job of several processes orbax refuses arrays that are local to one of them.
     return jax.device_get(x) if jax.process_count() > 1 and x.is_fully_addressable else x
+
+
+def _local(part, stored):
+    """Returns the leaves that process 0 writes for all, as texts by path."""
+    texts = {}
+    for path, leaf in leaves(part):
+        x = leaf if isinstance(leaf, Value) else None
+        if isinstance(leaf, Array) and leaf.number is not None:
+            x = stored[leaf.number]
+        if isinstance(x, Value):
+            texts[path] = repr(x.value)
+        elif isinstance(x, np.ndarray):
+            of = f"of hash {agreement.hashed(x)}"
+            texts[path] = str(x.item()) if x.size == 1 else f"{leaf} {of}"
+    return texts

@@ -68,17 +68,17 @@ def on_all(what: str, do: Callable[[], _T]) -> _T:
 
 
 class Same(NamedTuple):
-    """A text that must be equal on all processes.
+    """A text that must be equal on all processes, or a dict of texts.
 
     Attributes:
         what: What is compared, in words, for messages.
-        own: The text of this process.
-        shown: What messages show of it.
+        own: The text of this process; or texts by name, of which a message names one.
+        shown: What messages show of a text.
         fix: What to do if it differs.
     """
 
     what: str
-    own: str
+    own: str | dict[str, str]
     shown: str
     fix: str
 
@@ -116,8 +116,15 @@ def check_equal(*texts: Same, call: str = "") -> None:
         each = [one["texts"][at] for one in answers]
         (first, first_shown), *_ = each
         for process, (own, shown) in enumerate(each):
-            if own != first:
-                raise CheckpointError(
-                    f"{text.what} differs between processes: on {who([0], hosts)} it is "
-                    f"{first_shown}, and on {who([process], hosts)} {shown}. {text.fix}"
-                )
+            if own == first:
+                continue
+            what, there, here = text.what, first_shown, shown
+            if isinstance(own, dict):
+                names = [*first, *own]
+                name = next(n for n in names if first.get(n) != own.get(n))
+                there, here = (of.get(name, "missing") for of in (first, own))
+                what = f"{what} {name!r}"
+            raise CheckpointError(
+                f"{what} differs between processes: on {who([0], hosts)} it is {there}, "
+                f"and on {who([process], hosts)} {here}. {text.fix}"
+            )

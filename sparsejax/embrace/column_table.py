@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -189,7 +188,7 @@ class ColumnTable(Sharded):
             values = cls._values(values, ranks)
             if job.is_shared:
                 job.say_mesh(mesh, axis_name)
-                name = f"{values.dtype}{[*values.shape]} of hash {_hash(values)}"
+                name = f"{values.dtype}{[*values.shape]} of hash {agreement.hashed(values)}"
                 job.say("table", {"the table": name})
         dim = values.shape[1]
         padded = _filled_up(values, width(dim, ranks) * ranks, np)
@@ -344,11 +343,6 @@ def _shown(key):
     data = jax.random.key_data(key) if is_typed else key
     numbers = np.asarray(tree.here(data)).tolist()
     return f"{jnp.result_type(key)} {numbers}"
-
-
-def _hash(x):
-    """Returns a hash of the numbers of an array, as text."""
-    return hashlib.blake2b(agreement.octets(x).data, digest_size=8).hexdigest()
 
 
 def _filled_up(x, columns, xp: Any = jnp):

@@ -53,6 +53,11 @@ def octets(x: Any) -> np.ndarray:
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
 
 
+def hashed(x: Any) -> str:
+    """Returns a hash of the numbers of an array, as text."""
+    return hashlib.blake2b(octets(x).data, digest_size=8).hexdigest()
+
+
 def disagreements(
     call: str,
     topics: Topics,

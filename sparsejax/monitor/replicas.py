@@ -54,8 +54,9 @@ def check_replicas(
     misses any other one with a probability of 2**-64.
 
     It reads each leaf once, sends eight bytes for it, and waits for the result, which is
-    cheap at every 100th step. All processes call it, for the same tree: the first time they
-    compare its paths, shapes and dtypes. The trainer of
+    cheap at every 100th step. All processes call it, in the same steps, or those that do
+    wait without a word; and for the same tree: the first time they compare its paths,
+    shapes and dtypes. The trainer of
     `sparsejax.data_parallel(..., check_every=100)` calls it by itself.
 
     Arrays without copies are not compared: those sharded over the ranks, such as a

@@ -293,10 +293,11 @@ def _finished(eqn, site, table, ids, found, delta):
     read, reading = found
     rows = table.done_to(_plus(read, as_varying(delta, varying_axes(read))))
     fill = reads.fill_of(eqn, rows.dtype)
-    if table.then and fill is not None:
-        # Rows out of range are the fill value, to which no operation is applied.
-        inside = jnp.expand_dims(ids.read < site.height, site.axes)
-        rows = jnp.where(inside, rows, fill)
+    if table.then and (fill is not None or ids.listed is not ids.read):
+        # Rows out of range are the fill value, to which no operation is applied; or those
+        # at the ends, whose gradient JAX drops, also that of the operations' numbers.
+        inside = jnp.expand_dims(ids.listed < site.height, site.axes)
+        rows = jnp.where(inside, rows, lax.stop_gradient(rows) if fill is None else fill)
     return rows, Lookup(ids.listed, reading)
 
 

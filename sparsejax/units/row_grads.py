@@ -110,10 +110,10 @@ class RowGrads:
         if self.origin.is_changed(self.ids):
             raise ArgumentError(
                 f"{name}: the ids of these RowGrads were changed since they were made: "
-                "optax.scale, and all that computes with every array of the gradients, "
-                "computes with them, too. Put it in front of the gradients, as a factor of "
-                "the loss, or into sparsejax.lazy, which works on rows. Ids that were only "
-                "copied, as by jax.device_put, are known again by "
+                "optax.scale, set_to_zero, and all that computes with every array of the "
+                "gradients, change them, too. Put it in front of the gradients, as a "
+                "factor of the loss, or into sparsejax.lazy, which works on rows. Ids that "
+                "were only copied, as by jax.device_put, are known again by "
                 "sparsejax.RowGrads.marked(ids, rows, shape)."
             )
         is_integer = jnp.issubdtype(self.ids.dtype, jnp.integer)

@@ -2,6 +2,10 @@
 
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -479,6 +483,9 @@ def test_explaining_leaves_the_optimizer_as_it_was():
 
 
 def test_empty_leaves_and_single_arrays_are_explained():
+    assert "In all a step sends" in str(
+        sparsejax.explain(optax.chain(sparsejax.zen_sync()), {}, **NETWORK)
+    )
     params = {"none": jax.ShapeDtypeStruct((0, 5), jnp.float32), **PARAMS}
     found = sparsejax.explain(sparsejax.zen_sync(), params, **NETWORK)
     assert found.row("none").paths == ("bias", "none")
@@ -524,9 +531,25 @@ def test_the_command_prints_a_table_or_json(capsys):
     read = json.loads(capsys.readouterr().out)
     assert read["ranks"] == 8
     assert read["rows"][0]["dtype"] == "bfloat16"
+    # Where no density pays at any bandwidth a number is infinite, which JSON has not.
+    nothing = [*MODEL, "--leaf-density", "embed=0", *ARGUMENTS, "--json"]
+    assert command.main(["explain", *nothing]) == 0
+    refuse = lambda name: pytest.fail(name)
+    read = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert None in [row["pays_up_to"] for row in read["rows"]]
     ids = ["--ids", "embed=1000", "--leaf-density", "embed=0.1"]
     assert command.main(["explain", *MODEL, *ARGUMENTS, *ids]) == 0
     assert "row, 1,000 ids" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    """As `| head -1`."""
+    line = [sys.executable, "-m", "sparsejax", "explain", *MODEL, *ARGUMENTS]
+    read, write = os.pipe()
+    os.close(read)
+    ran = subprocess.run(line, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (ran.returncode, ran.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_the_command_reads_models_and_plans(capsys, tmp_path):
@@ -574,6 +597,7 @@ a_module = Flax()
         ([*MODEL, "--ids", "bias=7"], "by rows. Those are: 'embedding'"),
         ([*MODEL, *MODEL], "given twice"),
         (["a:b", *MODEL], "not both"),
+        ([*MODEL, "--ids", "embedding=99999999999"], "99,999,999,999 units are too many"),
         (["--leaf", "w=4x4:garbage"], "garbage"),
         (["--plan", "nowhere.json"], "nowhere.json"),
         ([f"{HERE}:a_pair_the_wrong_way_round"], "they are swapped"),

@@ -154,6 +154,10 @@ def test_a_number_may_be_an_array_in_one_and_of_python_in_the_other(tmp_path):
         assert {k: type(x) for k, x in got.items()} == {k: type(x) for k, x in like.items()}
         assert got == saved
     assert got["step"].sharding == there
+    for number, place in ((2**40, jnp.int32(0)), (-1, np.uint8(0)), (1e30, np.float16(0))):
+        sparsejax.save(tmp_path / f"{number}", {"step": number})
+        with pytest.raises(CheckpointError, match="at 'step' it has"):
+            sparsejax.restore(tmp_path / f"{number}", {"step": place})
     for other in (np.arange(2), jnp.float32(0), "text"):
         with pytest.raises(CheckpointError, match="at 'step' it has int32"):
             sparsejax.restore(tmp_path / "a", {**numbers, "step": other})

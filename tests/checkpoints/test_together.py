@@ -1,13 +1,15 @@
 """What processes that read each for itself tell each other, each a thread here."""
 
 import functools
+import re
 import socket
 
 import jax
+import numpy as np
 import pytest
 
 import sparsejax
-from sparsejax.checkpoints import together
+from sparsejax.checkpoints import description, saving, together
 from sparsejax.checkpoints.together import on_all
 from sparsejax.errors import ArgumentError, CheckpointError, JobError, message
 from tests.helpers import jobs
@@ -110,3 +112,22 @@ def test_all_save_to_one_path_about_the_same(monkeypatch, tmp_path):
     for error in jobs.run(monkeypatch, functions):
         assert "about= differs between processes: on host" in str(error)
     assert not any(tmp_path.iterdir())
+
+
+def test_what_process_0_writes_for_all_is_equal_on_all(monkeypatch):
+    """A key, or the position of a loader, of one process would be that of all."""
+    arrays = [np.arange(3), np.float32(0.5), np.zeros((0, 2))]
+    part, stored = description.described({"a": arrays[0], "n": arrays[1], "e": arrays[2]})
+    texts = saving._local(part, list(map(saving._stored, stored)))
+    assert texts.keys() == {"a", "n"}
+    assert texts["n"] == "0.5"
+    assert re.fullmatch(r"int64\[3\] of hash [0-9a-f]{16}", texts["a"])
+    for other in ({**texts, "a": "int64[3] of hash 0"}, {"n": "0.5"}):
+        same = [together.Same("the leaf", own, "", "Keep it.") for own in (texts, other)]
+        calls = [lambda one=one: together.check_equal(one) for one in same]
+        for error in jobs.run(monkeypatch, calls):
+            there = re.escape(texts["a"])
+            it = rf"the leaf 'a' differs .*{there}, and on .*(hash 0|missing)"
+            assert re.match(it, message(error))
+    calls = [lambda: together.check_equal(same[0])] * 2
+    assert jobs.run(monkeypatch, calls) == [None, None]

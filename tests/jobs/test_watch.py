@@ -186,6 +186,24 @@ def test_one_that_left_is_the_cause_of_errors_of_collectives(
     assert members.all_told(0, 1, 2).startswith(cause)
 
 
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            RuntimeError(
+                "INTERNAL: CpuCallback error: Traceback (most recent call last):\n"
+                "  File x\nValueError: a callback fails\n-----\nFor simplicity, JAX"
+            ),
+            "failed: RuntimeError: ValueError: a callback fails",
+        ),
+        (KeyboardInterrupt(), "failed: KeyboardInterrupt"),
+        (ValueError("no.\nmore"), "failed: ValueError: no"),
+    ],
+)
+def test_an_error_is_reported_by_its_cause_in_one_line(error, text):
+    assert context._text(error) == text
+
+
 def test_words_of_strangers_end_a_line_and_no_process():
     ours, other = socket.socketpair()
     line = Line(ours, 1)
@@ -249,7 +267,7 @@ def test_an_error_follows_that_comes_of_a_collective_which_lost_another(errors, 
         (SystemExit(), "called sys.exit() inside its block, which all processes must"),
         (SystemExit("error: no data\nsee"), "failed: error: no data"),
         (ValueError("a\nb"), "failed: ValueError: a"),
-        (KeyboardInterrupt(), "failed: KeyboardInterrupt:"),
+        (KeyboardInterrupt(), "failed: KeyboardInterrupt"),
     ],
 )
 def test_the_sentence_says_how_a_block_was_left(error, text):
@@ -271,7 +289,7 @@ def in_block(monkeypatch):
 def test_an_interrupt_while_it_waits_for_the_others_is_an_error(in_block):
     in_block._watcher.leave.side_effect = KeyboardInterrupt
     in_block.__exit__(None, None, None)
-    in_block._watcher.fail.assert_called_once_with("failed: KeyboardInterrupt:", False)
+    in_block._watcher.fail.assert_called_once_with("failed: KeyboardInterrupt", False)
 
 
 def test_a_script_that_ends_in_its_block_has_not_left_it(in_block, monkeypatch):

@@ -366,3 +366,16 @@ def test_a_clip_has_the_derivative_of_optaxs(norm):
     found = helpers.run_ranks(jax.grad(of(ours)), x, 1)
     np.testing.assert_allclose(found[0], jax.grad(of(others))(x[0]), rtol=1e-4, atol=1e-7)
     assert not helpers.run_ranks(jax.grad(of(ours)), 0 * x, 1).any()
+
+
+def test_a_guard_after_the_synchronization_is_named():
+    tx = optax.chain(sparsejax.zen_sync(), sparsejax.skip_nonfinite(optax.sgd(0.1)))
+    params = {"w": jnp.ones(3)}
+    step = helpers.shard_map(
+        lambda x: tx.update({"w": x}, tx.init(params), params)[0],
+        mesh=helpers.mesh_of(2),
+        in_specs=P("data"),
+        out_specs=P(),
+    )
+    with pytest.raises(errors.AlreadySummedError, match="skip_nonfinite comes after the"):
+        jax.eval_shape(step, jnp.ones(6))

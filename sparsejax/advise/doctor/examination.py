@@ -211,6 +211,10 @@ class _Examination:
         self.add("devices", status, f"{what}; {where}.", fix)
 
     def _kernels(self, answers, devices):
+        for answer, has in zip(answers, devices, strict=True):
+            if has["asked"]:
+                fix = "Kernels raise there: unset the variable, or name one that can run."
+                self.add("kernels", WRONG, f"on {answer['host']} {has['asked']}", fix)
         for name in ("triton", "pallas"):
             reasons = {one["kernels"][name] for one in devices}
             if reasons == {""}:

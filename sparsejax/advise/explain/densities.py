@@ -19,6 +19,7 @@ from sparsejax.advise.profile import LeafProfile, load_of
 from sparsejax.errors import ArgumentError, RuleError
 from sparsejax.schemes.forecast import independent
 from sparsejax.transforms.buckets import ByRules
+from sparsejax.units.indices import check_numbered
 
 
 TABLE = 0.01  # the assumed share of a table's rows that a rank's batch looks up
@@ -195,6 +196,7 @@ def listed(ids: Mapping[str, int] | None) -> IdCounts:
     for pattern, number in ids.items():
         arguments.check_regular(pattern)
         arguments.check_whole(f"ids of {pattern!r}", number, 1)
+        check_numbered(f"ids of {pattern!r}", number)
     return IdCounts(tuple(ids.items()))
 
 

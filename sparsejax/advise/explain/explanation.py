@@ -80,7 +80,7 @@ class Explanation:
         return sum((row.milliseconds[CHOSEN] or 0.0) / row.every for row in self.rows)
 
     def to_json(self) -> str:
-        """Returns the whole forecast as a JSON object."""
+        """Returns the whole forecast as a JSON object, with null for an infinite number."""
         return codec.dumps(self)
 
     def __str__(self) -> str:

@@ -123,7 +123,7 @@ def _sums(rows):
         )
     )
     what = "In all a step"
-    if every != [1]:
+    if every not in ([], [1]):
         steps = " or ".join(str(k) for k in every)
         what = f"An exchange is at every {steps} steps: a step, on average,"
     yield (

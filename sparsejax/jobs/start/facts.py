@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from pallas_kernels import backends
+from pallas_kernels.errors import BackendError, KernelArgumentError
 from sparsejax.jobs import versions
 from sparsejax.jobs.texts import text_of
 
@@ -58,7 +59,18 @@ def devices() -> dict[str, Any]:
         "platform": local[0].platform,
         "kinds": sorted({device.device_kind for device in local}),
         "kernels": {name: backends.why_not(name) or "" for name in ("triton", "pallas")},
+        "asked": _why_not_asked(),
     }
+
+
+def _why_not_asked():
+    """Returns why the backend that the environment names cannot run; "" if it can."""
+    name = os.environ.get(backends.VARIABLE) or "auto"
+    try:
+        with backends.use_kernels(name):
+            return ""
+    except (KernelArgumentError, BackendError) as error:
+        return f"{backends.VARIABLE}={name}: {error}"
 
 
 def as_texts(arguments: Any) -> dict[str, str]:

@@ -13,6 +13,7 @@ that never completes.
 import atexit
 import contextlib
 import os
+import re
 import socket
 import sys
 import threading
@@ -237,8 +238,13 @@ def _text(error: BaseException) -> str:
         return f"called sys.exit({status}) inside its block{fix}"
     is_exit = isinstance(error, SystemExit)
     text = str(error.code) if is_exit else f"{type(error).__name__}: {error}"
-    line, _, _ = text.strip().partition("\n")
-    return f"failed: {line[:400] or type(error).__name__}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # JAX's error of a callback has its traceback as text, whose last line is the cause.
+    causes = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit): ", line)]
+    line = lines[0] if lines else ""
+    if line.endswith("Traceback (most recent call last):") and causes:
+        line = f"{type(error).__name__}: {causes[-1]}"
+    return f"failed: {line[:400].rstrip('.: ') or type(error).__name__}"
 
 
 def _follows(error: BaseException | None) -> bool:

@@ -6,6 +6,7 @@ row of a parameter are found by giving `init` parameters of other heights; the e
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,8 +52,17 @@ class OptimizerLayout:
 
 
 def flatten(grads: Any) -> tuple[list[str], list[Any], Any]:
-    """Returns the paths, leaves and structure of a tree in which `RowGrads` are leaves."""
-    return tree.flatten(grads, rows=True)
+    """Returns the paths, leaves and structure of a tree in which `RowGrads` are leaves.
+
+    A reader and its optimizer find a table by its path, so no two leaves may have one.
+    """
+    paths, leaves, structure = tree.flatten(grads, rows=True)
+    if twice := [path for path, times in Counter(paths).items() if times > 1]:
+        raise ArgumentError(
+            f"lazy: two parameters have the path {twice[0]!r}, as 'b' in 'a' and 'a/b' do: "
+            "rename one, or its dict."
+        )
+    return paths, leaves, structure
 
 
 def shapes(leaves: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:

@@ -52,7 +52,8 @@ def skip_nonfinite(
     unchanged, too.
 
     Ranks agree on one word before anything else is sent. So all of them decide the same,
-    before the number reaches a residual, a velocity or the optimizer. If gradients are
+    before the number reaches a residual, a velocity or the optimizer. Ranks of weight 0
+    count, too: set their gradients to zero, as the trainer does. If gradients are
     float16, or are sent as float16, a sum of finite numbers may overflow. Such sums are
     checked after the exchange, and what was computed from them is dropped.
 
@@ -96,7 +97,13 @@ def skip_nonfinite(
         sharded.require_sent(updates, _NAME)
         paths, leaves, _ = tree.flatten(updates, _NAME, rows=True)
         for path, leaf in zip(paths, leaves, strict=True):
-            axes.require_local(path, tree.numbers(leaf), wire.axis)
+            try:
+                axes.require_local(path, tree.numbers(leaf), wire.axis)
+            except errors.AlreadySummedError as error:
+                raise errors.AlreadySummedError(
+                    f"{error} Or {_NAME} comes after the synchronization: put it around "
+                    "the whole chain."
+                ) from None
         known = range(len(paths)) if found is None else found.numbers_of(paths)
         word = finite.first_bad(leaves, known)
         if found is not None:

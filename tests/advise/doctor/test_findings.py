@@ -77,6 +77,15 @@ def test_what_was_not_checked_is_no_ok():
     assert "There is one process: nothing to compare" in of(report, "versions")[0][1]
 
 
+@pytest.mark.parametrize("name", ["triton", "foo"])
+def test_a_backend_that_is_named_and_cannot_run_is_wrong(monkeypatch, name):
+    monkeypatch.setenv("SPARSEJAX_KERNELS", name)
+    (wrong,) = sparsejax.doctor().wrong
+    assert f"SPARSEJAX_KERNELS={name}: " in wrong.text
+    monkeypatch.setenv("SPARSEJAX_KERNELS", "reference")
+    assert sparsejax.doctor().wrong == ()
+
+
 def test_an_optimizer_without_parameters_is_not_passed_over():
     report = sparsejax.doctor(optax.sgd(0.1), mesh=helpers.mesh_of(1))
     ((status, text),) = of(report, "plan")
