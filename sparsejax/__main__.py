@@ -6,6 +6,7 @@ A command is a module with two functions: `add(subparsers)` describes its argume
 
 import argparse
 import os
+import select
 import signal
 import sys
 
@@ -28,12 +29,20 @@ def main(argv: list[str] | None = None) -> int:
         status = options.run(options)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # as by `| head`: the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     except (SparsejaxError, OSError, ImportError, AttributeError, TypeError) as error:
+        if isinstance(error, BrokenPipeError) and _is_closed(sys.stdout):
+            # As by `| head`: the reader has what it wanted.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _is_closed(stream):
+    """Returns whether the reader of a pipe is gone."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 if __name__ == "__main__":

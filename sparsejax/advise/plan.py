@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from sparsejax import arguments, axes
@@ -230,12 +231,21 @@ class Plan(Assignment):
 
 
 def _is_shard(path, leaf, whole):
-    """Returns whether a leaf can be a shard of an array of the shape `whole`."""
-    may_be = tree.shards_of(path, leaf) or len(axes.manual_axes()) > 1
-    if not may_be or len(leaf.shape) != len(whole):
+    """Returns whether a leaf can be a shard of an array of the shape `whole`.
+
+    That is by the sizes of the axes over which it is sharded, as far as its type shows, or
+    over which it may be, where types are not checked.
+    """
+    manual = axes.manual_axes()
+    names = {*tree.shards_of(path, leaf)}
+    if len(manual) > 1 and not all(map(axes.is_checking, manual)):
+        names |= {*manual}
+    sizes = jax.sharding.get_abstract_mesh().shape
+    shards = math.prod(sizes.get(name, 1) for name in names)
+    if len(leaf.shape) != len(whole) or not math.prod(leaf.shape):
         return False
-    pairs = zip(whole, leaf.shape, strict=True)
-    return all(part and of % part == 0 for of, part in pairs)
+    divides = all(of % part == 0 for of, part in zip(whole, leaf.shape, strict=True))
+    return divides and shards % (math.prod(whole) // math.prod(leaf.shape)) == 0
 
 
 def _check_format(head: Any) -> None:

@@ -7,6 +7,7 @@ padding. The states of schemes are not restored, so only their buckets and types
 compared.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -64,8 +65,11 @@ def _differ(
         if saved.dtype == fresh.dtype and matches(saved.shape, fresh.shape):
             return None
         return Difference(path, str(saved), str(fresh))
-    if _are_numbers(saved, fresh) or _are_numbers(fresh, saved):
+    if _are_numbers(saved, fresh):
         return None
+    if isinstance(saved, Value) and isinstance(fresh, Array):
+        if _are_numbers(fresh, saved) and _fits(saved.value, fresh.dtype):
+            return None
     if isinstance(saved, Value) and isinstance(fresh, Value):
         was, now = (type(part.value).__name__ for part in (saved, fresh))
         return None if was == now else Difference(path, was, now)
@@ -94,21 +98,29 @@ def _differ(
 
 
 def _are_numbers(array, value):
-    """Returns whether these are an array and a Python number of its kind that fits in it.
+    """Returns whether these are an array and a Python number, of one number of one kind.
 
     flax's `TrainState.create` makes the number of steps an int, and a step an array.
     """
     if not isinstance(array, Array) or not isinstance(value, Value) or array.shape:
         return False
     kinds = {bool: ("bool",), int: ("int", "uint"), float: ("float", "bfloat")}
-    if not array.dtype.startswith(kinds.get(type(value.value), ())):
-        return False
+    return array.dtype.startswith(kinds.get(type(value.value), ()))
+
+
+def _fits(value, dtype):
+    """Returns whether an array of a dtype can have a Python number, but for rounding."""
     try:
         with np.errstate(all="ignore"):
-            number = np.asarray(value.value, jnp.dtype(array.dtype))
+            number = np.asarray(value, jnp.dtype(dtype)).item()
     except OverflowError:
         return False
-    return bool(np.isfinite(number) == np.isfinite(value.value))
+    if isinstance(value, float):
+        return (math.isnan(number), math.isinf(number)) == (
+            math.isnan(value),
+            math.isinf(value),
+        )
+    return number == value
 
 
 def _equal(saved, fresh):

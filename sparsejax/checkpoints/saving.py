@@ -23,6 +23,9 @@ from sparsejax.state import tree
 from sparsejax.state.per_rank import check_whole
 
 
+_LONG = 100  # characters of a text that processes compare as it is
+
+
 def save(
     path: str | os.PathLike[str],
     state: Any,
@@ -129,13 +132,17 @@ def _stored(x):
 
 def _local(part, stored):
     """Returns the leaves that process 0 writes for all, as texts by path."""
-    texts = {}
-    for path, leaf in leaves(part):
+    texts, of_part = {}, list(leaves(part))
+    names = tree.distinct([path for path, _ in of_part])
+    for path, (_, leaf) in zip(names, of_part, strict=True):
         x = leaf if isinstance(leaf, Value) else None
         if isinstance(leaf, Array) and leaf.number is not None:
             x = stored[leaf.number]
         if isinstance(x, Value):
-            texts[path] = repr(x.value)
+            texts[path] = text = repr(x.value)
+            if len(text) > _LONG:
+                of = agreement.hashed(np.frombuffer(text.encode(), np.uint8))
+                texts[path] = f"{text[:_LONG]}... of hash {of}"
         elif isinstance(x, np.ndarray):
             of = f"of hash {agreement.hashed(x)}"
             texts[path] = str(x.item()) if x.size == 1 else f"{leaf} {of}"

@@ -5,6 +5,8 @@ written, or of copies on its own host. Then each reports, by the store of the co
 service, whether it could, so that none waits for another.
 """
 
+import hashlib
+import json
 import socket
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -98,7 +100,7 @@ def check_equal(*texts: Same, call: str = "") -> None:
     if store.place().processes == 1:
         return
     what = " and ".join(text.what for text in texts)
-    pairs = [(text.own, text.shown) for text in texts]
+    pairs = [(_short(text.own), text.shown) for text in texts]
     given = {"host": socket.gethostname(), "texts": pairs}
     awaited = store.Awaited()
     if call:
@@ -119,12 +121,20 @@ def check_equal(*texts: Same, call: str = "") -> None:
             if own == first:
                 continue
             what, there, here = text.what, first_shown, shown
-            if isinstance(own, dict):
-                names = [*first, *own]
-                name = next(n for n in names if first.get(n) != own.get(n))
+            if isinstance(text.own, dict):
+                named = store.of_all(f"{what} by name", text.own, _TO_DO)
+                first, own = named[0], named[process]
+                name = next(n for n in [*first, *own] if first.get(n) != own.get(n))
                 there, here = (of.get(name, "missing") for of in (first, own))
                 what = f"{what} {name!r}"
             raise CheckpointError(
                 f"{what} differs between processes: on {who([0], hosts)} it is {there}, "
                 f"and on {who([process], hosts)} {here}. {text.fix}"
             )
+
+
+def _short(own):
+    """Returns a text, or the hash of texts by name, which may be many."""
+    if not isinstance(own, dict):
+        return own
+    return hashlib.blake2b(json.dumps(own).encode(), digest_size=16).hexdigest()

@@ -291,13 +291,16 @@ def _finished(eqn, site, table, ids, found, delta):
         delta: The delta to add to the rows.
     """
     read, reading = found
-    rows = table.done_to(_plus(read, as_varying(delta, varying_axes(read))))
+    own = _plus(read, as_varying(delta, varying_axes(read)))
+    is_filled = reads.fill_of(eqn, own.dtype) is not None
+    if not table.then or not (is_filled or ids.listed is not ids.read):
+        return table.done_to(own), Lookup(ids.listed, reading)
+    # Rows out of range are the fill value, to which no operation is applied; or those at
+    # the ends, whose gradient JAX drops, also that of the operations' numbers.
+    inside = jnp.expand_dims(ids.listed < site.height, site.axes)
+    rows = table.done_to(jnp.where(inside, own, 1) if is_filled else own)
     fill = reads.fill_of(eqn, rows.dtype)
-    if table.then and (fill is not None or ids.listed is not ids.read):
-        # Rows out of range are the fill value, to which no operation is applied; or those
-        # at the ends, whose gradient JAX drops, also that of the operations' numbers.
-        inside = jnp.expand_dims(ids.listed < site.height, site.axes)
-        rows = jnp.where(inside, rows, lax.stop_gradient(rows) if fill is None else fill)
+    rows = jnp.where(inside, rows, lax.stop_gradient(rows) if fill is None else fill)
     return rows, Lookup(ids.listed, reading)
 
 

@@ -597,7 +597,7 @@ a_module = Flax()
         ([*MODEL, "--ids", "bias=7"], "by rows. Those are: 'embedding'"),
         ([*MODEL, *MODEL], "given twice"),
         (["a:b", *MODEL], "not both"),
-        ([*MODEL, "--ids", "embedding=99999999999"], "99,999,999,999 units are too many"),
+        ([*MODEL, "--ids", "embedding=99999999999"], "at most 2,147,483,647, got 99"),
         (["--leaf", "w=4x4:garbage"], "garbage"),
         (["--plan", "nowhere.json"], "nowhere.json"),
         ([f"{HERE}:a_pair_the_wrong_way_round"], "they are swapped"),

@@ -359,11 +359,17 @@ def test_a_plan_of_whole_parameters_is_one_of_their_shards():
     np.testing.assert_array_equal(total, 2 * grads["embedding"].sum(0))
     of_plan, _ = summed(sparsejax.sync(plan, "data", reduce="sum"))
     np.testing.assert_array_equal(of_plan, total)
-    shard = lambda columns: [jax.ShapeDtypeStruct((ROWS, columns), jnp.float32)]
-    with tree.of_shards({"embedding": frozenset({"model"})}):
-        plan.check_leaves(["embedding"], shard(WIDTH // 4))
-        refused("of the whole", plan.check_leaves, ["embedding"], shard(3 * WIDTH // 4))
-    refused("of the whole", plan.check_leaves, ["embedding"], shard(WIDTH // 2))
+    shard = lambda *shape: (["embedding"], [jax.ShapeDtypeStruct(shape, jnp.float32)])
+    with jax.set_mesh(mesh), tree.of_shards({"embedding": frozenset({"model"})}):
+        plan.check_leaves(*shard(ROWS, WIDTH // 2))
+        for shape in ((ROWS, WIDTH // 4), (ROWS, 3 * WIDTH // 4), (ROWS, 0)):
+            refused("of the whole", plan.check_leaves, *shard(*shape))
+    # Without an axis that shards it, or over those of the ranks, it is another tree.
+    refused("of the whole", plan.check_leaves, *shard(ROWS, WIDTH // 2))
+    tx = sparsejax.sync(plan, "data")
+    half = {"embedding": jnp.zeros((ROWS // 2, WIDTH))}
+    first = helpers.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=P())
+    refused("of the whole", jax.eval_shape, first, half)
 
 
 def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():

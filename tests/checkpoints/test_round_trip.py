@@ -158,6 +158,8 @@ def test_a_number_may_be_an_array_in_one_and_of_python_in_the_other(tmp_path):
         sparsejax.save(tmp_path / f"{number}", {"step": number})
         with pytest.raises(CheckpointError, match="at 'step' it has"):
             sparsejax.restore(tmp_path / f"{number}", {"step": place})
+    got = sparsejax.restore(tmp_path / "a", {**numbers, "step": 2**40})
+    assert got["step"] == 7  # of which `like` has another value, that is not used
     for other in (np.arange(2), jnp.float32(0), "text"):
         with pytest.raises(CheckpointError, match="at 'step' it has int32"):
             sparsejax.restore(tmp_path / "a", {**numbers, "step": other})

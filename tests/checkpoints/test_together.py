@@ -119,6 +119,10 @@ def test_what_process_0_writes_for_all_is_equal_on_all(monkeypatch):
     arrays = [np.arange(3), np.float32(0.5), np.zeros((0, 2))]
     part, stored = description.described({"a": arrays[0], "n": arrays[1], "e": arrays[2]})
     texts = saving._local(part, list(map(saving._stored, stored)))
+    long = description.Value("x" * 1000)
+    assert len(saving._local(long, [])[""]) < 200
+    twice, arrays = description.described({"a": {"b": 1}, "a/b": 2})
+    assert saving._local(twice, arrays) == {"a/b": "1", "a/b #1": "2"}
     assert texts.keys() == {"a", "n"}
     assert texts["n"] == "0.5"
     assert re.fullmatch(r"int64\[3\] of hash [0-9a-f]{16}", texts["a"])

@@ -137,7 +137,16 @@ def test_gradients_by_rows_of_all_other_reads_are_those_of_jax():
     _check_gradients([name for name in READS if name not in ALWAYS])
 
 
-@pytest.mark.parametrize("name", ["table[ids]", "at.get(promise_in_bounds)", "take(clip)"])
+SCALED = [
+    "table[ids]",
+    "at.get(promise_in_bounds)",
+    "take(clip)",
+    "take",
+    "at.get(fill, 2)",
+]
+
+
+@pytest.mark.parametrize("name", SCALED)
 def test_a_number_applied_to_the_table_has_the_gradient_of_jax(name):
     """JAX drops the gradient of rows out of range before it reaches the number."""
 

@@ -19,7 +19,7 @@ from sparsejax.advise.profile import LeafProfile, load_of
 from sparsejax.errors import ArgumentError, RuleError
 from sparsejax.schemes.forecast import independent
 from sparsejax.transforms.buckets import ByRules
-from sparsejax.units.indices import check_numbered
+from sparsejax.units.indices import MOST_NUMBERED
 
 
 TABLE = 0.01  # the assumed share of a table's rows that a rank's batch looks up
@@ -196,7 +196,11 @@ def listed(ids: Mapping[str, int] | None) -> IdCounts:
     for pattern, number in ids.items():
         arguments.check_regular(pattern)
         arguments.check_whole(f"ids of {pattern!r}", number, 1)
-        check_numbered(f"ids of {pattern!r}", number)
+        if number > MOST_NUMBERED:
+            raise ArgumentError(
+                f"ids of {pattern!r}: a rank lists at most {MOST_NUMBERED:,}, got "
+                f"{number:,}."
+            )
     return IdCounts(tuple(ids.items()))
 
 

@@ -70,7 +70,7 @@ def _why_not_asked():
         with backends.use_kernels(name):
             return ""
     except (KernelArgumentError, BackendError) as error:
-        return f"{backends.VARIABLE}={name}: {error}"
+        return f"{backends.VARIABLE}={name!r}: {error}"
 
 
 def as_texts(arguments: Any) -> dict[str, str]:

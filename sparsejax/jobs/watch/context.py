@@ -13,7 +13,6 @@ that never completes.
 import atexit
 import contextlib
 import os
-import re
 import socket
 import sys
 import threading
@@ -237,14 +236,14 @@ def _text(error: BaseException) -> str:
         fix = "" if error.code else ", which all processes must leave first"
         return f"called sys.exit({status}) inside its block{fix}"
     is_exit = isinstance(error, SystemExit)
-    text = str(error.code) if is_exit else f"{type(error).__name__}: {error}"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # JAX's error of a callback has its traceback as text, whose last line is the cause.
-    causes = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit): ", line)]
-    line = lines[0] if lines else ""
-    if line.endswith("Traceback (most recent call last):") and causes:
-        line = f"{type(error).__name__}: {causes[-1]}"
-    return f"failed: {line[:400].rstrip('.: ') or type(error).__name__}"
+    name, own = type(error).__name__, str(error.code if is_exit else error).strip()
+    line, _, rest = own.partition("\n")
+    if line.endswith("Traceback (most recent call last):"):
+        # JAX's error of a callback: its traceback as text, whose last line is the cause.
+        traceback_, _, _ = rest.partition("\n-----")
+        line = (traceback_.strip().splitlines() or [line])[-1].strip()
+    text = line if is_exit or not line else f"{name}: {line}"
+    return f"failed: {text[:400].removesuffix('.') or name}"
 
 
 def _follows(error: BaseException | None) -> bool:

@@ -23,6 +23,11 @@ from sparsejax.state import tree
 from sparsejax.units.row_grads import is_row_grads
 
 
+# The fields of optax's states that add up gradients: of MultiSteps, and of apply_every.
+_ADDING = ("acc_grads", "grad_acc")
+_ACCUMULATE = "sparsejax.accumulate(tx, every=k) around the chain does so for rows"
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimizerLayout:
     """The layout of an optimizer's state for parameters of given shapes.
@@ -54,10 +59,11 @@ class OptimizerLayout:
 def flatten(grads: Any) -> tuple[list[str], list[Any], Any]:
     """Returns the paths, leaves and structure of a tree in which `RowGrads` are leaves.
 
-    A reader and its optimizer find a table by its path, so no two leaves may have one.
+    A reader and its optimizer find a table by its path, so no other leaf may have it.
     """
     paths, leaves, structure = tree.flatten(grads, rows=True)
-    if twice := [path for path, times in Counter(paths).items() if times > 1]:
+    pairs, times = zip(paths, leaves, strict=True), Counter(paths)
+    if twice := [path for path, x in pairs if times[path] > 1 and np.ndim(x) > 1]:
         raise ArgumentError(
             f"lazy: two parameters have the path {twice[0]!r}, as 'b' in 'a' and 'a/b' do: "
             "rename one, or its dict."
@@ -105,6 +111,10 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Optimize
         if may_be_table(leaf):
             own = tuple(j for j, k in enumerate(owner) if k == at)
             table = walk.judged(TableFacts(at, paths[at], own), names)
+            ends = tuple(f"{name}/{paths[at]}" for name in _ADDING)
+            if adding := [names[j] for j in own if names[j].endswith(ends)]:
+                reason = f"{adding[0]} adds up gradients of several steps: {_ACCUMULATE}"
+                table = TableFacts(at, paths[at], own, refused=reason)
             every = frozenset() if table.refused else walk.scalars(table)
             scalars = every if table.moves else frozenset()
             traced = table.moves and not table.refused and walk.is_traced(table)

@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import jax
 import optax
 
 from sparsejax.errors import ArgumentError
@@ -128,11 +127,6 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     inside = RowOptimizer(optax.with_extra_args_support(tx), exact)
 
     def init(params):
-        if find(jax.eval_shape(tx.init, params), optax.MultiStepsState):
-            raise ArgumentError(
-                "lazy: optax.MultiSteps adds up gradients of all rows, and lazy updates "
-                "those of one step: put sparsejax.accumulate(tx, every=k) around the chain."
-            )
         if observing.is_observing():
             observing.report_rows(made, steps.tables(inside, params))
         return steps.init(inside, params)

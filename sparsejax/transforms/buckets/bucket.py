@@ -153,7 +153,7 @@ def split(x: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
     Where each starts is `hidden`: XLA fuses a part into what uses it, such as the
     optimizer's step of a leaf.
     """
-    if len(lengths) == 1:
+    if len(lengths) == 1:  # and may be longer than int32 can number
         return [x[: lengths[0]]]
     ends = np.cumsum(lengths, dtype=np.int32)
     starts = ends - np.asarray(lengths, np.int32)

@@ -56,7 +56,7 @@ def check_sizes(sizes: Mapping[str, int], together: bool) -> None:
     for path, size in sizes.items():
         if size > MOST_UNITS:
             raise ArgumentError(
-                f"leaf {path!r} has {size:,} elements, and int32 numbers {MOST_UNITS:,} to "
-                "select from: shard it over a second mesh axis, split it, or send it whole "
-                f"(compress=lambda path, leaf: path != {path!r})."
+                f"leaf {path!r} has {size:,} elements, and sparsifiers, which number them "
+                f"by int32, take {MOST_UNITS:,}: shard it over a second mesh axis, split "
+                f"it, or send it whole (compress=lambda path, leaf: path != {path!r})."
             )

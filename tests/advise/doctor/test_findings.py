@@ -81,7 +81,7 @@ def test_what_was_not_checked_is_no_ok():
 def test_a_backend_that_is_named_and_cannot_run_is_wrong(monkeypatch, name):
     monkeypatch.setenv("SPARSEJAX_KERNELS", name)
     (wrong,) = sparsejax.doctor().wrong
-    assert f"SPARSEJAX_KERNELS={name}: " in wrong.text
+    assert f"SPARSEJAX_KERNELS={name!r}: " in wrong.text
     monkeypatch.setenv("SPARSEJAX_KERNELS", "reference")
     assert sparsejax.doctor().wrong == ()
 

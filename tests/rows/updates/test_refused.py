@@ -48,7 +48,7 @@ REFUSED = {
     ),
     "steps added up": (
         optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
-        r"optax.MultiSteps .* sparsejax.accumulate\(tx, every=k\)",
+        r"acc_grads/table adds up .*sparsejax.accumulate\(tx, every=k\)",
     ),
     "a loss": (
         optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau()),
@@ -138,15 +138,24 @@ def test_inexact_needs_no_numbers_of_steps():
         lazy(tx).init(PARAMS)
 
 
+def test_gradients_that_are_added_up_are_those_of_other_leaves():
+    """What adds up rows would drop those that the last of its steps has not."""
+    several = optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation()
+    for tx in (several, optax.apply_every(2)):
+        with pytest.raises(ArgumentError, match="adds up gradients of several steps"):
+            lazy(tx, exact=False).init({"table": PARAMS["table"]})
+    labels = {name: "rows" if name == "table" else "dense" for name in PARAMS}
+    by_label = {"rows": optax.adam(0.1), "dense": several}
+    assert lazy(optax.partition(by_label, labels)).init(PARAMS)
+
+
 def test_arguments_that_cannot_be_are_refused():
     with pytest.raises(ArgumentError, match=r"tx must be an optax transformation.*float"):
         lazy(0.1)
-    several = optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation()
-    with pytest.raises(ArgumentError, match=r"optax.MultiSteps"):
-        lazy(several, exact=False).init(PARAMS)
     twice = {"a/b": jnp.ones((5, 4)), "a": {"b": jnp.ones((5, 4))}}
     with pytest.raises(ArgumentError, match="two parameters have the path 'a/b'"):
         lazy(optax.adam(0.1)).init(twice)
+    assert lazy(optax.adam(0.1)).init({"a/b": jnp.ones(4), "a": {"b": jnp.ones(4)}})
     tx = lazy(optax.adam(0.1))
     state = tx.init(PARAMS)
     with pytest.raises(ArgumentError, match=r"what sparsejax.lazy has"):
