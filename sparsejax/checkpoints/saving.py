@@ -56,7 +56,8 @@ def save(
     Raises:
         CheckpointError: The path cannot be a checkpoint, or exists already; or the state
             could not be written or read back, and the path is left as it was. Or processes
-            give different paths, or different `about`.
+            give different paths, different `about`, or different numbers of a leaf that is
+            no array over devices of all of them.
         ArgumentError: The path is no path, or the state has a leaf that no checkpoint can
             hold. Nothing was written.
         StateError: An array of the state was donated, or cut. Nothing was written.

@@ -114,6 +114,8 @@ def main(folder, coordinator, rank):
     told("another checkpoint 6", newer if rank == 1 else folder)
     told("another path", do=lambda: sparsejax.save(folder.parent / f"of {rank}", {}))
     told("whose number 1", do=lambda: sparsejax.save(newer, {}, about={"rank": rank}))
+    own = {"w": laid(numbers, devices), "loader": {"key": jax.random.key(rank), "at": 3}}
+    told("whose key 1", do=lambda: sparsejax.save(folder.parent / "7", own))
     wrong = {"w": laid(0 * numbers, devices), "more": 1}
     told("another tree", like=wrong if rank == 1 else like)
     # orbax waits five minutes for one that does not come.

@@ -48,6 +48,9 @@ def test_what_is_damaged_for_one_process_is_refused_by_all(tmp_path):
     assert re.search(r"\(process 1\) .*/of 1\. All processes write their parts ", said)
     said = first.pop("whose number 1")
     assert re.match(differ.format("about=", "{'rank': 0}"), said)
+    # Process 0 writes a key of its own: that of the other would be lost.
+    said = first.pop("whose key 1")
+    assert re.match(differ.format("the leaf 'loader/key'", r"key<fry>.* of hash \w+"), said)
     kept = "CheckpointError: the checkpoint could not be written to .*, and the one before"
     for full in (0, 1):
         # Each process says why; one that waited for the other, that this one could not.
