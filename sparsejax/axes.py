@@ -265,8 +265,8 @@ def _as_reduced(x, names):
     return jax.reshard(x, NamedSharding(mesh, wanted))
 
 
-def require_local(name: str, leaf: Any, axis_name: AxisName) -> None:
-    """Raises if a gradient was already summed over the axis."""
+def require_local(name: str, leaf: Any, axis_name: AxisName, hint: str = "") -> None:
+    """Raises if a gradient was already summed over the axis; the message ends by `hint`."""
     if not is_checking(axis_name):
         return
     summed = set(axis_names(axis_name)) - varying_axes(leaf)
@@ -286,7 +286,7 @@ def require_local(name: str, leaf: Any, axis_name: AxisName) -> None:
             "you did, with jax.lax.pmean or psum, or with another synchronization in this "
             "chain: let one synchronization do it. (A constant does not vary either; nor "
             "does what optax.MultiSteps around a synchronization has added up: use "
-            f"sparsejax.accumulate.){instead}"
+            f"sparsejax.accumulate.){instead}{hint}"
         )
 
 

@@ -65,11 +65,10 @@ def _differ(
         if saved.dtype == fresh.dtype and matches(saved.shape, fresh.shape):
             return None
         return Difference(path, str(saved), str(fresh))
-    if _are_numbers(saved, fresh):
+    if isinstance(saved, Array) and isinstance(fresh, Value) and _are_numbers(saved, fresh):
         return None
-    if isinstance(saved, Value) and isinstance(fresh, Array):
-        if _are_numbers(fresh, saved) and _fits(saved.value, fresh.dtype):
-            return None
+    if isinstance(saved, Value) and isinstance(fresh, Array) and _fits(saved, fresh):
+        return None
     if isinstance(saved, Value) and isinstance(fresh, Value):
         was, now = (type(part.value).__name__ for part in (saved, fresh))
         return None if was == now else Difference(path, was, now)
@@ -98,29 +97,28 @@ def _differ(
 
 
 def _are_numbers(array, value):
-    """Returns whether these are an array and a Python number, of one number of one kind.
+    """Returns whether an array and a Python value are one number each, of one kind.
 
     flax's `TrainState.create` makes the number of steps an int, and a step an array.
     """
-    if not isinstance(array, Array) or not isinstance(value, Value) or array.shape:
-        return False
     kinds = {bool: ("bool",), int: ("int", "uint"), float: ("float", "bfloat")}
-    return array.dtype.startswith(kinds.get(type(value.value), ()))
+    is_kind = array.dtype.startswith(kinds.get(type(value.value), ()))
+    return is_kind and not array.shape
 
 
-def _fits(value, dtype):
-    """Returns whether an array of a dtype can have a Python number, but for rounding."""
+def _fits(value, array):
+    """Returns whether an array can have the number of a Python value, but for rounding."""
+    if not _are_numbers(array, value):
+        return False
+    given = value.value
     try:
         with np.errstate(all="ignore"):
-            number = np.asarray(value, jnp.dtype(dtype)).item()
+            number = np.asarray(given, jnp.dtype(array.dtype)).item()
     except OverflowError:
         return False
-    if isinstance(value, float):
-        return (math.isnan(number), math.isinf(number)) == (
-            math.isnan(value),
-            math.isinf(value),
-        )
-    return number == value
+    if isinstance(given, float):
+        return all(of(number) == of(given) for of in (math.isnan, math.isinf))
+    return number == given
 
 
 def _equal(saved, fresh):

@@ -9,7 +9,6 @@ import numpy as np
 
 from sparsejax.checkpoints import folders, reading, records, storage, together
 from sparsejax.checkpoints.description import (
-    Array,
     Value,
     arrays_of,
     described,
@@ -136,15 +135,13 @@ def _local(part, stored):
     texts, of_part = {}, list(leaves(part))
     names = tree.distinct([path for path, _ in of_part])
     for path, (_, leaf) in zip(names, of_part, strict=True):
-        x = leaf if isinstance(leaf, Value) else None
-        if isinstance(leaf, Array) and leaf.number is not None:
-            x = stored[leaf.number]
-        if isinstance(x, Value):
-            texts[path] = text = repr(x.value)
-            if len(text) > _LONG:
-                of = agreement.hashed(np.frombuffer(text.encode(), np.uint8))
-                texts[path] = f"{text[:_LONG]}... of hash {of}"
-        elif isinstance(x, np.ndarray):
+        if isinstance(leaf, Value):
+            text = repr(leaf.value)
+            cut = f"{text[:_LONG]}... of hash {agreement.hashed(text)}"
+            texts[path] = text if len(text) <= _LONG else cut
+            continue
+        x = None if leaf.number is None else stored[leaf.number]
+        if isinstance(x, np.ndarray):
             of = f"of hash {agreement.hashed(x)}"
             texts[path] = str(x.item()) if x.size == 1 else f"{leaf} {of}"
     return texts

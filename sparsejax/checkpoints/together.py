@@ -5,8 +5,6 @@ written, or of copies on its own host. Then each reports, by the store of the co
 service, whether it could, so that none waits for another.
 """
 
-import hashlib
-import json
 import socket
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +13,7 @@ import jax
 
 from sparsejax.errors import CheckpointError
 from sparsejax.jobs import store
-from sparsejax.jobs.agreement import who
+from sparsejax.jobs.agreement import hashed, who
 
 
 _T = TypeVar("_T")
@@ -100,7 +98,9 @@ def check_equal(*texts: Same, call: str = "") -> None:
     if store.place().processes == 1:
         return
     what = " and ".join(text.what for text in texts)
-    pairs = [(_short(text.own), text.shown) for text in texts]
+    # Texts by name may be many: at first their hash is compared.
+    owns = [own if isinstance(own, str) else hashed(own) for _, own, *_ in texts]
+    pairs = [(own, text.shown) for own, text in zip(owns, texts, strict=True)]
     given = {"host": socket.gethostname(), "texts": pairs}
     awaited = store.Awaited()
     if call:
@@ -131,10 +131,3 @@ def check_equal(*texts: Same, call: str = "") -> None:
                 f"{what} differs between processes: on {who([0], hosts)} it is {there}, "
                 f"and on {who([process], hosts)} {here}. {text.fix}"
             )
-
-
-def _short(own):
-    """Returns a text, or the hash of texts by name, which may be many."""
-    if not isinstance(own, dict):
-        return own
-    return hashlib.blake2b(json.dumps(own).encode(), digest_size=16).hexdigest()

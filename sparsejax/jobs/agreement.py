@@ -54,8 +54,11 @@ def octets(x: Any) -> np.ndarray:
 
 
 def hashed(x: Any) -> str:
-    """Returns a hash of the numbers of an array, as text."""
-    return hashlib.blake2b(octets(x).data, digest_size=8).hexdigest()
+    """Returns a hash of the numbers of an array, of a text, or of a dict, as text."""
+    if isinstance(x, Mapping):
+        x = json.dumps(x, sort_keys=True)
+    data = x.encode() if isinstance(x, str) else octets(x).data
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def disagreements(
@@ -85,7 +88,7 @@ def disagreements(
     Raises:
         JobError: A process does not answer in time, or compares something else.
     """
-    hashes = {topic: _hash(values) for topic, values in topics.items()}
+    hashes = {topic: hashed(values) for topic, values in topics.items()}
     own = {"host": socket.gethostname(), "why": why, "hashes": hashes}
     what, awaited = f"what it gives {call}", awaited or store.Awaited(f"reach {call}")
     answers = store.of_all(what, own, timeout, processes=processes, awaited=awaited)
@@ -186,8 +189,3 @@ def _common(texts):
     """Returns the length of the common prefix of texts."""
     letters = enumerate(zip(*texts, strict=False))
     return next((at for at, each in letters if len({*each}) > 1), min(map(len, texts)))
-
-
-def _hash(values: Mapping[str, str]) -> str:
-    text = json.dumps(values, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -240,8 +240,8 @@ def _text(error: BaseException) -> str:
     line, _, rest = own.partition("\n")
     if line.endswith("Traceback (most recent call last):"):
         # JAX's error of a callback: its traceback as text, whose last line is the cause.
-        traceback_, _, _ = rest.partition("\n-----")
-        line = (traceback_.strip().splitlines() or [line])[-1].strip()
+        lines = rest.partition("\n-----")[0].strip().splitlines()
+        line = lines[-1].strip() if lines else line
     text = line if is_exit or not line else f"{name}: {line}"
     return f"failed: {text[:400].removesuffix('.') or name}"
 

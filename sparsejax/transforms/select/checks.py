@@ -5,20 +5,18 @@ from typing import Any
 
 from sparsejax import axes
 from sparsejax.axes import AxisName
-from sparsejax.errors import AlreadySummedError, ArgumentError
+from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import MOST_UNITS
 from sparsejax.wire.collectives import Wire
 
 
 def require_local(path: str, leaf: Any, wire: Wire) -> None:
     """Raises if a gradient was already summed upstream of a sparsifier."""
-    try:
-        axes.require_local(path, leaf, wire.axis)
-    except AlreadySummedError as error:
-        raise AlreadySummedError(
-            f"{error} A sparsifier stands before the synchronization: "
-            "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), ...)."
-        ) from None
+    hint = (
+        " A sparsifier stands before the synchronization: "
+        "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), ...)."
+    )
+    axes.require_local(path, leaf, wire.axis, hint)
 
 
 def check_shards(

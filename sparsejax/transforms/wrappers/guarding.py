@@ -96,14 +96,11 @@ def skip_nonfinite(
         wire = Wire.over(axis_name, f"update of {_NAME}")
         sharded.require_sent(updates, _NAME)
         paths, leaves, _ = tree.flatten(updates, _NAME, rows=True)
+        hint = (
+            f" Or {_NAME} comes after the synchronization: put it around the whole chain."
+        )
         for path, leaf in zip(paths, leaves, strict=True):
-            try:
-                axes.require_local(path, tree.numbers(leaf), wire.axis)
-            except errors.AlreadySummedError as error:
-                raise errors.AlreadySummedError(
-                    f"{error} Or {_NAME} comes after the synchronization: put it around "
-                    "the whole chain."
-                ) from None
+            axes.require_local(path, tree.numbers(leaf), wire.axis, hint)
         known = range(len(paths)) if found is None else found.numbers_of(paths)
         word = finite.first_bad(leaves, known)
         if found is not None:
