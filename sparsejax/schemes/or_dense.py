@@ -18,7 +18,7 @@ from sparsejax import branches, errors
 from sparsejax.schemes import base
 from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.units.units import Units
-from sparsejax.wire.collectives import Wire
+from sparsejax.wire.collectives import Wire, at_once
 
 
 def or_dense(
@@ -40,7 +40,7 @@ def or_dense(
         copied: Whether the dense branch works on copies of the operands, because XLA may
             write over them: see `on_copies`.
     """
-    if wire.at_once:
+    if at_once():
         operands = (pays, *operands)
         by_entries = _without(by_entries)
         densely = on_copies(densely) if copied else _without(densely)

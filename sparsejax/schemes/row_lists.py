@@ -44,7 +44,7 @@ from sparsejax.units.stacked import by_table, stacked
 from sparsejax.units.units import wide
 from sparsejax.wire import gathers
 from sparsejax.wire.channels import Channel, Route
-from sparsejax.wire.collectives import Wire
+from sparsejax.wire.collectives import Wire, at_once
 from sparsejax.wire.ladder import ROUND
 from sparsejax.wire.sizes import Sizes, send_heads
 
@@ -133,7 +133,7 @@ class Lists:
     def run(self, room: int) -> int:
         """Returns the number of rows of a run of `place`, for a list of this capacity."""
         of_all = self.wire.ranks * self.row_bytes
-        return length_of_runs(self.wire, room, of_all, room * of_all)
+        return length_of_runs(room, of_all, room * of_all)
 
     def place(
         self,
@@ -363,18 +363,17 @@ def forecast(
     return Forecast(sent, 0.0, waits, columns, rounds=1)
 
 
-def length_of_runs(wire: Wire, count: int, each: int, result: int) -> int:
+def length_of_runs(count: int, each: int, result: int) -> int:
     """Returns how many parts of the messages of all ranks are received at a time.
 
     On CPUs that is all parts.
 
     Args:
-        wire: The ranks.
         count: The number of equal parts of a message: rows, or columns.
         each: Bytes of one part, summed over all ranks.
         result: Bytes of the buffer of the resulting rows.
     """
-    if not wire.at_once:
+    if not at_once():
         return count
     runs = -(-count * each * _SHARE_OF_RUN // max(result, _SHARE_OF_RUN * ROUND))
     # A multiple of four: kernels read four numbers at a time.

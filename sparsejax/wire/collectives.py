@@ -168,11 +168,6 @@ class Wire:
         """This rank's number."""
         return lax.axis_index(self.axis)
 
-    @property
-    def at_once(self) -> bool:
-        """Whether a stage sends all entries at once, after one choice: see `at_once`."""
-        return at_once()
-
     def along(self, axis: AxisName) -> "Wire":
         """Returns the wire over another axis, with the same dtype."""
         return dataclasses.replace(self, axis=axis)

@@ -195,15 +195,15 @@ class Ladder:
             messages: The number of messages that a rank sends in a round.
         """
         room = jnp.array([rung.capacity for rung in self.rungs], jnp.int32)
-        below = jnp.array(self._bounds(messages), jnp.int32) < need
-        rung = jnp.sum(below, dtype=jnp.int32) >> 1
+        rung = jnp.sum(jnp.array(self._bounds(messages)) < need, dtype=jnp.int32) >> 1
         return rung, jnp.minimum(need, room[rung])
 
-    def _bounds(self, messages: int) -> list[int]:
+    def _bounds(self, messages: int) -> np.ndarray:
         """Returns the most entries for which each rung is taken: alone, and followed.
 
         They are in the order 0 alone, 0 followed by another, 1 alone, 1 followed, and so
-        on; the top rung has no bound. So one comparison with all bounds gives the rung.
+        on; the top rung has no bound. So a need is compared with all bounds, and half of
+        the number of those below it is the number of the rung.
         """
         words = np.array([rung.words for rung in self.rungs], np.float32)
         bounds = []
@@ -216,23 +216,18 @@ class Ladder:
             if low + 2 < len(self.rungs):
                 followed = min(followed, self.rungs[low + 1].capacity)
             bounds += [rung.capacity, followed]
-        return bounds
+        return np.array(bounds, np.int32)
 
     def messages_for(self, need: int, messages: int) -> list[Rung]:
         """Returns the rungs of all messages for `need` entries, a Python number.
 
         In rounds they are those of `next_message`, one for each round.
         """
-        taken = []
+        bounds, taken = self._bounds(messages), []
         while need > 0:
-            high = self.sizes.number(need)
-            low = max(high - 1, 0)
-            room = self.rungs[low].capacity
-            rest = self.sizes.number(max(need - room, 0))
-            words = [self.rungs[i].words for i in (high, low, rest)]
-            saved = 4 * messages * (words[0] - words[1] - words[2])
-            followed = room < need and saved > ROUND and not self.at_once
-            taken.append(self.rungs[low if followed else high])
+            in_rounds = np.sum(bounds < need) >> 1
+            number = self.sizes.number(need) if self.at_once else in_rounds
+            taken.append(self.rungs[number])
             need -= taken[-1].capacity
         if self.at_once and len(taken) > 1:
             finals = [self.rungs[i] for i in self.finals]

@@ -12,7 +12,7 @@ from jax import lax
 
 from sparsejax.units.bits import Slots
 from sparsejax.units.ownership.memory import Filled
-from sparsejax.wire.collectives import Wire
+from sparsejax.wire.collectives import Wire, at_once
 
 
 class Counts(NamedTuple):
@@ -56,7 +56,7 @@ def count(sets: Slots, wire: Wire) -> Counts:
         wire: The ranks.
     """
     by_part = sets.counts
-    if wire.at_once:
+    if at_once():
         # Without the barrier XLA would sum the bits again, in kernels of their own.
         by_part = lax.optimization_barrier(by_part)
     total = jnp.sum(by_part, dtype=jnp.int32)

@@ -41,7 +41,7 @@ from sparsejax.units import bits
 from sparsejax.units.bits import Slots
 from sparsejax.units.ownership import Layout
 from sparsejax.wire import channels, messages
-from sparsejax.wire.collectives import Wire
+from sparsejax.wire.collectives import Wire, at_once
 
 
 # Bytes, the number of messages that wait for one another, and rounds.
@@ -116,7 +116,7 @@ class Owned:
 
     def whole(self, totals: jax.Array) -> tuple[jax.Array, base.Stage, jax.Array]:
         """Sends the dense sums of all owners to all ranks; returns as `gather`."""
-        if self.plan.has_even_parts and self.wire.at_once:
+        if self.plan.has_even_parts and at_once():
             total, sent = self._by_runs(totals)
         elif self.plan.has_even_parts:
             gathered, sent = self.wire.all_gather(totals)

@@ -167,7 +167,7 @@ class Stages:
 
     def __call__(self, x: Units, known: Counts) -> tuple[jax.Array, base.Traffic]:
         """Returns the sum and the traffic, after ranks have agreed on their counts."""
-        if self.wire.at_once and isinstance(self.way, PullEntries):
+        if collectives.at_once() and isinstance(self.way, PullEntries):
             total, push, pull, after, agreed = self._one_after_the_other(x, known)
         else:
             total, push, pull, after, agreed = or_dense(

@@ -41,7 +41,7 @@ from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.stacked import by_table
 from sparsejax.units.units import wide
 from sparsejax.wire import channels
-from sparsejax.wire.collectives import Wire
+from sparsejax.wire.collectives import Wire, at_once
 
 
 def add_up(
@@ -139,7 +139,7 @@ class _RowExchange:
         lists, width = self.parts.lists, self.parts.width
         count, agreed = self.wire.maximum(jnp.sum(owned < width, dtype=jnp.int32))
         channel = channels.pull(self.wire)
-        if self.wire.at_once and len(self.parts.tables) == 1:
+        if at_once() and len(self.parts.tables) == 1:
             return *lists.place(channel, owned, sums, count, width), agreed
         return *lists.send(channel, owned[None], sums[None], count, width), 1, agreed
 
@@ -173,7 +173,7 @@ class _RowExchange:
         # Some columns of all rows at a time: each is summed in the order of the ranks.
         width, row_bytes = merged.shape[1], merged.shape[1] * dtype.itemsize
         of_all = n * size * dtype.itemsize
-        some = row_lists.length_of_runs(self.wire, width, of_all, sum(rooms) * row_bytes)
+        some = row_lists.length_of_runs(width, of_all, sum(rooms) * row_bytes)
         runs = -(-width // some)
         found = added_up(merged) if runs == 1 else self._by_runs(added_up, merged, some)
         # The last run overlaps the one before.
