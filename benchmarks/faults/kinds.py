@@ -25,12 +25,12 @@ class Fault(NamedTuple):
 
     Attributes:
         name: Its name, for `--faults`.
-        text: What the host does, for pages; `{seconds}` is how long it is suspended.
+        text: What the host does, for pages; `{seconds}` is how long it lasts.
         inject: Does it, on the host. It is given the host and those seconds, and says
             whether the host is to leave its block.
         ends: Whether the job is to end.
         silent: Whether that is found by silence, and not at once.
-        pause: For how long the host is suspended, over the time of silence.
+        lasts: How long it lasts, as a multiple of the time of silence.
         between: Whether it happens between steps, in the thread that trains; else at a
             random time of a step, in another.
         cuts: Whether the host does not hear the others either: it ends by the name of
@@ -43,14 +43,14 @@ class Fault(NamedTuple):
     inject: Callable[[host.Here, float], bool | None]
     ends: bool
     silent: bool = False
-    pause: float = 0.0
+    lasts: float = 0.0
     between: bool = False
     cuts: bool = False
     of_network: bool = False
 
     def seconds(self, silence: float) -> float:
-        """For how long the host is suspended."""
-        return self.pause * silence
+        """Returns how long it lasts."""
+        return self.lasts * silence
 
     def within(self, silence: float) -> float:
         """Seconds in which the job has to end."""
@@ -126,7 +126,7 @@ FAULTS = {
             stand_still,
             ends=True,
             silent=True,
-            pause=2.0,
+            lasts=2.0,
         ),
         Fault(
             "cut",
@@ -137,7 +137,7 @@ FAULTS = {
             cuts=True,
             of_network=True,
         ),
-        Fault("pause", STILL + "shorter than that", stand_still, ends=False, pause=0.4),
+        Fault("pause", STILL + "shorter than that", stand_still, ends=False, lasts=0.4),
         Fault("rate", "has half its rate", halve_the_rate, ends=False, of_network=True),
     )
 }

@@ -29,7 +29,7 @@ from benchmarks.harness.settings import option
 from benchmarks.testbed.job import ALLOCATOR
 from sparsejax import sparsifiers
 from sparsejax.sparsifiers import base
-from sparsejax.sparsifiers.dgc import sampled
+from sparsejax.sparsifiers.by_estimate.dgc import sampled
 from sparsejax.units.selection import magnitudes
 
 

@@ -195,7 +195,8 @@ class Ladder:
             messages: The number of messages that a rank sends in a round.
         """
         room = jnp.array([rung.capacity for rung in self.rungs], jnp.int32)
-        rung = jnp.sum(jnp.array(self._bounds(messages)) < need, dtype=jnp.int32) >> 1
+        below = jnp.array(self._bounds(messages)) < need
+        rung = jnp.sum(below, dtype=jnp.int32) >> 1
         return rung, jnp.minimum(need, room[rung])
 
     def _bounds(self, messages: int) -> np.ndarray:

@@ -39,7 +39,7 @@ class Host:
 def test_a_fault_of_the_table_befalls_its_host_in_its_step(between, monkeypatch):
     done = []
     inject = lambda here, seconds: done.append((here, seconds)) or True
-    new = Fault("new", "is new", inject, ends=True, pause=4.0, between=between)
+    new = Fault("new", "is new", inject, ends=True, lasts=4.0, between=between)
     monkeypatch.setitem(FAULTS, "new", new)
     settings = Settings(at=5, lost=1, fault="new", silence=0.5)
     here, other = Host(), Host()

@@ -100,8 +100,10 @@ def ways_of(scheme, n, loads):
 
 
 def assert_sent(told, traffic):
-    sent = float(traffic.wire - traffic.scalars)
-    assert told.bytes == pytest.approx(sent, rel=1e-6), f"{told}, but {sent:,.0f} were sent"
+    push, pull = float(traffic.push.wire), float(traffic.pull.wire)
+    assert told.bytes == pytest.approx(push + pull, rel=1e-6), (
+        f"{told}, but {push:,.0f} bytes were pushed and {pull:,.0f} pulled"
+    )
     if not told.dense:
         rounds = float(traffic.push.rounds + traffic.pull.rounds)
         assert told.rounds == rounds, (told, traffic)

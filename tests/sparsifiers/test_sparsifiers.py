@@ -73,7 +73,8 @@ def test_places_are_in_range_and_none_comes_twice(name):
         found = np.asarray(selecting(SELECTING[name], SIZE)(case, jnp.int32(2)))
         used = found[found != SIZE]
         assert ((used >= 0) & (used < SIZE)).all()
-        assert len(np.unique(used)) == len(used)
+        times = np.bincount(used, minlength=1)
+        assert times.max() <= 1, f"index {times.argmax()} comes {times.max()} times"
         if not SELECTING[name].shared:
             assert (case[used] != 0).all()  # zeros never go
             if not case.all():  # few others: all of them, but who found no slot

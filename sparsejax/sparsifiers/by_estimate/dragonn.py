@@ -20,7 +20,7 @@ from pallas_kernels import hashing
 from pallas_kernels.operations.threshold_hash import threshold_hash
 from sparsejax import arguments
 from sparsejax.sparsifiers import base
-from sparsejax.sparsifiers.dgc import BySample
+from sparsejax.sparsifiers.by_estimate.dgc import BySample
 from sparsejax.units.selection import magnitudes
 
 

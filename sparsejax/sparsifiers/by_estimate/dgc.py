@@ -17,7 +17,7 @@ import numpy as np
 from sparsejax import arguments
 from sparsejax.branches import at_number, hidden
 from sparsejax.sparsifiers import base
-from sparsejax.sparsifiers.estimate import ByEstimate
+from sparsejax.sparsifiers.by_estimate.estimate import ByEstimate
 from sparsejax.units.selection import magnitudes, selections
 from sparsejax.units.selection.corrections import Correction
 

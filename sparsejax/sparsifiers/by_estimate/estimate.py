@@ -23,7 +23,7 @@ class ByEstimate(base.ByMagnitude):
             `Schedule`.
 
     Example:
-        >>> estimate = sparsejax.sparsifiers.estimate
+        >>> estimate = sparsejax.sparsifiers.by_estimate.estimate
         >>> isinstance(sparsejax.sparsifiers.DGC(0.01), estimate.ByEstimate)
         True
     """

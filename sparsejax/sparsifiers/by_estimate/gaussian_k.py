@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import arguments
-from sparsejax.sparsifiers.estimate import ByEstimate
+from sparsejax.sparsifiers.by_estimate.estimate import ByEstimate
 from sparsejax.units.selection import magnitudes
 from sparsejax.units.selection.corrections import Correction
 

@@ -1,0 +1,1 @@
+"""Sparsifiers whose threshold is an estimate, from a sample or from moments."""
