@@ -136,11 +136,9 @@ def read(text: bytes, file: str) -> Record:
         )
     try:
         is_sealed = given.get(_KEY) == checksum(given)
-        record = _record(given) if is_sealed else None
+        record = _decoded(given) if is_sealed else None
     except RecursionError:
         raise _damaged(file, "it is nested too deeply") from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        is_sealed, record = True, None
     if not is_sealed:
         raise _damaged(file, "its checksum is not that of what it says")
     # A right checksum is no proof that this library wrote it: encode it again and compare.
@@ -151,6 +149,14 @@ def read(text: bytes, file: str) -> Record:
 
 def _damaged(file, why):
     return CheckpointError(f"{file} is damaged: {why}. Take the checkpoint before.")
+
+
+def _decoded(given: dict[str, Any]) -> Record | None:
+    """Returns the record, or None if what is given is none."""
+    try:
+        return _record(given)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return None
 
 
 def _record(given: dict[str, Any]) -> Record:

@@ -80,7 +80,7 @@ def restore(
     """
     together.check_equal(call="sparsejax.restore")
     read = lambda: _read(path, like, about)
-    places, found, others, folder, own = together.on_all("whether it can restore", read)
+    places, found, resizing, folder, own = together.on_all("whether it can restore", read)
     same = together.Same(
         "the checkpoint to restore",
         own,
@@ -89,7 +89,7 @@ def restore(
         "process 0 look, and send its number to the others.",
     )
     together.check_equal(same)
-    return _put_together(like, places, found, others, reduce)
+    return _put_together(like, places, found, resizing, reduce)
 
 
 def _read(path, like, about):
@@ -105,19 +105,19 @@ def _read(path, like, about):
     fresh, arrays = described(like)
     tree.check_not_donated(like, "sparsejax.restore", ", or with trainer.init(params)")
     here = ranks_of(like)
-    others = record.ranks.differ_from(here)
-    _check_same(record, fresh, here, others, folder, find(like, HELD))
-    if others and any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):
+    resizing = record.ranks.differ_from(here)
+    _check_same(record, fresh, here, resizing, folder, find(like, HELD))
+    if resizing and any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):
         raise ArgumentError(
             f"the checkpoint in {folder} is of {record.ranks.number} ranks, and `like` of "
             f"{here.number}: then it must have its arrays, as trainer.init(params) and "
             "sparsejax.init(tx, params, mesh) make them, and not their shapes alone."
         )
-    places = list(_places(record.tree, like, others))
+    places = list(_places(record.tree, like, resizing))
     wanted = {number: at for place in places for number, at in place.wanted().items()}
     found = reading.read(folder, arrays_of(record.tree), wanted)
     own = folders.identity(folder) if jax.process_count() > 1 else ""
-    return places, found, others, folder, own
+    return places, found, resizing, folder, own
 
 
 def _check_about(here, there, folder):
@@ -134,15 +134,15 @@ def _check_about(here, there, folder):
         )
 
 
-def _check_same(record, fresh, here, others, folder, held):
+def _check_same(record, fresh, here, resizing, folder, held):
     """Raises if a checkpoint is of another model or transformation."""
-    found = first_difference(record.tree, fresh, others)
+    found = first_difference(record.tree, fresh, resizing)
     if found is None:
         return
     ranks = ""
     fix = "Make `like` with the parameters and the transformation that were saved"
     fix = found.fix or f"{fix}, and shard the parameters as they were."
-    if others:
+    if resizing:
         ranks = f" It is of {record.ranks.number} ranks, and here are {here.number}"
         # For example, nnx.state puts the nodes that tx made into its own containers.
         none = (
@@ -206,15 +206,15 @@ class _StatePart(NamedTuple):
         return saved.value if is_value else found[saved.number].item()
 
 
-def _places(saved: Any, like: Any, others: bool, path: str = "") -> Iterator[_StatePart]:
+def _places(saved: Any, like: Any, resizing: bool, path: str = "") -> Iterator[_StatePart]:
     """Yields the parts of a state, in its order."""
     parts = children(like)
-    is_held = others and isinstance(like, HELD)
+    is_held = resizing and isinstance(like, HELD)
     if parts is None or is_held:
         yield _StatePart(path, saved, like, is_held)
         return
     for name, child in parts:
-        yield from _places(saved.parts.get(name), child, others, joined(path, name))
+        yield from _places(saved.parts.get(name), child, resizing, joined(path, name))
 
 
 def _sharding(like):
@@ -261,7 +261,7 @@ def _leaf(saved, like, found):
     return jax.random.wrap_key_data(x, impl=impl)
 
 
-def _put_together(like, places, found, others, reduce):
+def _put_together(like, places, found, resizing, reduce):
     """Returns the state, made of its leaves and of the nodes that are resized."""
     names = tree.distinct([place.path for place in places])
     held = {name: place for name, place in zip(names, places, strict=True) if place.is_held}
@@ -270,7 +270,7 @@ def _put_together(like, places, found, others, reduce):
         old = {name: place.whole(found) for name, place in held.items()}
         fresh = {name: place.like for name, place in held.items()}
         moved = resized(old, like=fresh, reduce=reduce)
-    is_leaf = lambda x: others and isinstance(x, HELD)
+    is_leaf = lambda x: resizing and isinstance(x, HELD)
     structure = jax.tree.structure(like, is_leaf=is_leaf)
     done = zip(names, places, strict=True)
     return structure.unflatten(

@@ -4,8 +4,8 @@ Leaves are grouped by the shape of their blocks (`blocks.Together`). For each gr
 words are, with E entries in B blocks,
 
     places    see `indices`: low * ceil(E / 32) + ceil(B * stride / 32)
-    values    see `wire.value_codes`: width * ceil(E / 32) below 8 bits, else
-              ceil(E * width / 32)
+    values    see `wire.value_codes`: bits * ceil(E / 32) below 8 bits, else
+              ceil(E * bits / 32)
     tables    the table of the value code, for each leaf
 
 Its size follows from the shapes alone: it has no counts, and ranks need not agree on one.

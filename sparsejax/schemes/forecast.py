@@ -189,7 +189,7 @@ class Load:
             return self.fullest[which]
         count = self.counts[-which]
         if balanced:
-            return fullest_part(count, self.ranks, width, sets)
+            return expected_fullest(count, self.ranks, width, sets)
         skewness = self.sum_skewness if which else self.skewness
         return min(math.ceil(min(skewness * count / self.ranks, count)), width)
 
@@ -244,7 +244,7 @@ def above_mean(parts: int) -> float:
     return root - (math.log(math.log(max(parts, 3))) + math.log(4 * math.pi)) / (2 * root)
 
 
-def fullest_part(count: float, parts: int, width: int, sets: int = 1) -> int:
+def expected_fullest(count: float, parts: int, width: int, sets: int = 1) -> int:
     """Returns the expected entries of the fullest part of one or more hashed sets.
 
     Args:

@@ -28,7 +28,7 @@ from jax import lax
 
 from sparsejax.axes import axis_names, further_axes, is_checking, manual_axes, varying_axes
 from sparsejax.errors import ArgumentError
-from sparsejax.wire.collectives import Wire
+from sparsejax.wire.collectives import Wire, at_once
 
 
 # The most senders whose entries are added in order where `deterministic` is None.
@@ -74,7 +74,7 @@ def check_placed(wire: Wire, over: frozenset[str], by: str) -> None:
         over: The mesh axes over which the entries vary.
         by: The name of what orders the entries, for the error message.
     """
-    if wire.at_once and (wire.deterministic or copies(wire, over)):
+    if at_once() and (wire.deterministic or copies(wire, over)):
         raise ArgumentError(
             f"{by} places units in the order of a GPU's threads, so its sums have no fixed "
             "order: they cannot be deterministic=True, nor be those of a gradient of which "

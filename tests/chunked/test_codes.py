@@ -76,7 +76,7 @@ def test_values_come_back_rounded(name, count):
     x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
     codes, table = code.encode(jnp.asarray(x))
     assert table.shape == (code.table,)
-    assert int(codes.max()) < 2**code.width
+    assert int(codes.max()) < 2**code.bits
     words = code.pack(codes)
     assert words.shape == (code.words(count),)
     assert words.dtype == jnp.uint32
@@ -94,7 +94,7 @@ def test_what_is_not_finite_shows(name, bad):
     back = code.decode(*code.encode(jnp.asarray(x)))
     back = np.asarray(back, np.float64)
     assert not np.isfinite(back[7]), f"{name} makes {back[7]} of {bad}"
-    if code.width <= 8:
+    if code.bits <= 8:
         assert not np.isfinite(back).any(), f"{name}: the table makes all values not finite"
 
 

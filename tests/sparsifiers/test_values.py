@@ -99,10 +99,10 @@ def test_a_message_has_the_words_of_its_format(values):
     entries = sum(math.ceil(DENSITY * math.prod(SHAPES[name])) for name in LARGE)
     room = 4 * math.ceil(entries / 4)
     slots = 32 * math.ceil(sum(math.prod(SHAPES[name]) for name in LARGE) / 32)
-    width, table = CODES[values].width, CODES[values].table
-    slots <<= width if width < 8 else 0
+    bits, table = CODES[values].bits, CODES[values].table
+    slots <<= bits if bits < 8 else 0
     string = math.ceil((room + math.ceil(slots / 256)) / 32)
-    beside = room * width // 32 if width >= 8 else 0
+    beside = room * bits // 32 if bits >= 8 else 0
     words = 1 + room // 4 + string + beside + len(LARGE) * table
     assert row.sent_bytes == (N - 1) * 4 * words
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from sparsejax.schemes import base, doubling
-from sparsejax.schemes.forecast import agreeing, fullest_part
+from sparsejax.schemes.forecast import agreeing, expected_fullest
 from sparsejax.schemes.owners.plan import OwnerPlan
 from sparsejax.schemes.owners.pulls import PullEntries, nonzero_units
 from sparsejax.units import bits
@@ -72,8 +72,8 @@ class Spread(PullEntries):
     def of_entries(self, plan, load, fullest):
         n, last = load.ranks, math.ceil(load.counts[-1])
         spread = _SpreadPlan.of(plan)
-        even = fullest_part(last, n, spread.gathered.width)
-        share = fullest_part(fullest, n, spread.scattered.width, sets=n)
+        even = expected_fullest(last, n, spread.gathered.width)
+        share = expected_fullest(fullest, n, spread.scattered.width, sets=n)
         share, held = load.fullest[2:] if load.fullest else (share, even)
         scattered, turns, _ = spread.scattered.sent(share, plan.route)
         gathered, more, _ = spread.gathered.pull.sent(held, plan.route)

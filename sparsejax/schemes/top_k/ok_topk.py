@@ -43,7 +43,7 @@ from jax import lax
 from sparsejax import arguments, branches
 from sparsejax.errors import StateError
 from sparsejax.schemes import base
-from sparsejax.schemes.forecast import Forecast, agreeing, fullest_part
+from sparsejax.schemes.forecast import Forecast, agreeing, expected_fullest
 from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.last_hop import LastHop
 from sparsejax.schemes.top_k.regions import Regions, divide
@@ -282,7 +282,7 @@ class OkTopk(top_k.TopKScheme):
         n = load.ranks
         regions = self.regions(load.size, n)
         dtype = wide(load.dtype)
-        fullest = fullest_part(regions.k, n, regions.width, sets=n)
+        fullest = expected_fullest(regions.k, n, regions.width, sets=n)
         sizes = regions.split_ladder(dtype, self.code)
         route = channels.Route(n - 1)
         push, turns, room = sizes.sent(min(regions.room, fullest), route)
@@ -291,7 +291,7 @@ class OkTopk(top_k.TopKScheme):
         if self.split == "rotated":
             turns *= gathers.rotated_route(n, self.bucket).waits
             latencies = turns
-        fullest = fullest_part(regions.k, n, regions.width)
+        fullest = expected_fullest(regions.k, n, regions.width)
         sizes = regions.gather_ladder(dtype, self.code, self.balance_at)
         pull, more, _ = sizes.sent(fullest, route)
         latencies += more * (n - 1) + 2 * agreeing(n)

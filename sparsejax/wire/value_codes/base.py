@@ -37,11 +37,11 @@ class ValueCode(abc.ABC):
     """A way to write selected values in few bits.
 
     Attributes:
-        width: The number of bits of a code.
+        bits: The number of bits of a code.
         table: The number of float32 numbers in the table of a leaf.
     """
 
-    width: int
+    bits: int
     table: int
 
     @abc.abstractmethod
@@ -67,26 +67,26 @@ class ValueCode(abc.ABC):
 
     def words(self, entries: int) -> int:
         """Returns the words of 32 bits for the codes of `entries` values."""
-        if self.width < 8:
-            return planes.plane_words(entries, self.width)
-        return -(-entries * self.width // bits.WORD)
+        if self.bits < 8:
+            return planes.plane_words(entries, self.bits)
+        return -(-entries * self.bits // bits.WORD)
 
     def pack(self, codes: jax.Array) -> jax.Array:
         """Packs codes, uint32 [n], into words, uint32 [words(n)]."""
-        if self.width < 8:
-            return planes.pack_planes(codes, self.width)
+        if self.bits < 8:
+            return planes.pack_planes(codes, self.bits)
         return bits.words_of(codes.astype(self.dtype))
 
     def unpack(self, words: jax.Array, entries: int) -> jax.Array:
         """Unpacks words into the codes of `entries` values; inverts `pack`."""
-        if self.width < 8:
-            return planes.unpack_planes(words, self.width, entries)
+        if self.bits < 8:
+            return planes.unpack_planes(words, self.bits, entries)
         return bits.rows_of(words, self.dtype, entries).astype(jnp.uint32)
 
     @property
     def dtype(self) -> jnp.dtype:
         """The narrowest dtype that holds a code."""
-        return jnp.dtype(_UNSIGNED[max(self.width, 8)])
+        return jnp.dtype(_UNSIGNED[max(self.bits, 8)])
 
 
 _UNSIGNED: dict[int, Any] = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}

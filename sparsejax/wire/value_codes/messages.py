@@ -22,8 +22,8 @@ class CodedMessages:
     """The format of messages of entries of some arrays, end to end, with values in a code.
 
     A code of fewer than 8 bits is the lowest bits of a slot: slot and code are one number
-    in a set that is 2**width times as wide, whose index code then has the value, too. An
-    entry's code costs its width in bits, or less where the wider set has a cheaper index
+    in a set that is 2**bits times as wide, whose index code then has the value, too. An
+    entry's code costs its bits, or less where the wider set has a cheaper index
     code. Wider codes, and codes in sets whose slots int32 could not number, are sent in the
     place of values, with 8 bits or a multiple each. Each rank's tables are sent by an
     all-gather before the messages.
@@ -52,15 +52,15 @@ class CodedMessages:
             arrays: The number of arrays.
             dtype: The dtype in which values travel without a code.
         """
-        if name is None or CODES[name].width > 8 * dtype.itemsize:
+        if name is None or CODES[name].bits > 8 * dtype.itemsize:
             return None
         return cls(CODES[name], units, arrays)
 
     @property
     def slot_bits(self) -> int:
         """The number of low bits of a slot that are the code of its value, or 0."""
-        numbered = -(-self.units // bits.WORD) * bits.WORD << self.code.width
-        return self.code.width if self.code.width < 8 and numbered < MOST_NUMBERED else 0
+        numbered = -(-self.units // bits.WORD) * bits.WORD << self.code.bits
+        return self.code.bits if self.code.bits < 8 and numbered < MOST_NUMBERED else 0
 
     @property
     def unit_bytes(self) -> int:
