@@ -19,6 +19,7 @@ from sparsejax import __main__ as command, schemes, sparsifiers
 from sparsejax.schemes.base import LossyScheme
 from sparsejax.sparsifiers import base
 from sparsejax.wire import index_codes
+from sparsejax.wire.value_codes.codes import CODES
 from tests.test_readme import PAGES as ALL
 
 
@@ -188,6 +189,15 @@ def test_the_table_of_recipes():
 
 def test_the_table_of_index_codes():
     assert named_in("docs/how.md", "code") == {*index_codes.CODES}
+
+
+def test_value_codes_are_listed_where_they_are_taken():
+    page = "docs/concepts/sparsifiers.md"
+    functions = sparsejax.sparsify, sparsejax.chunked_sync
+    texts = {function.__name__: function.__doc__ for function in functions}
+    for name, text in (texts | {page: PAGES[page]}).items():
+        missing = [code for code in CODES if f'"{code}"' not in text]
+        assert not missing, f"{name} does not list the value codes {missing}"
 
 
 def test_the_table_of_what_the_doctor_looks_at():
