@@ -78,7 +78,7 @@ def restore(
         `sparsejax.resized`: changes the number of ranks of a state in memory.
         `sparsejax.abstract_state`: a target for checkpoints of orbax's own.
     """
-    together.check_equal(call="sparsejax.restore")
+    together.all_call("sparsejax.restore")
     read = lambda: _read(path, like, about)
     places, found, resizing, folder, own = together.on_all("whether it can restore", read)
     same = together.Same(

@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -38,8 +38,8 @@ def save(
     gets its name, and a crash or a full disk leaves the path as it was. In a job of several
     processes all call it, with a path that all of them see. Each writes its shards; process
     0 alone writes leaves that are no global arrays, such as NumPy arrays and PRNG keys, and
-    all raise if another process has other numbers there. If one process cannot write or
-    read its part, all raise, at the latest within minutes. It needs orbax:
+    all raise if another process has other numbers there, or another tree. If one process
+    cannot write or read its part, all raise, at the latest within minutes. It needs orbax:
     `pip install 'sparsejax[checkpoint]'`.
 
     Args:
@@ -72,51 +72,75 @@ def save(
         `sparsejax.resized`: changes the number of ranks of a state in memory.
         `sparsejax.abstract_state`: a target for checkpoints of orbax's own.
     """
-    folder = folders.folder_of(path)
-    part, arrays = described(state)
-    for x in arrays:
-        if isinstance(x, jax.ShapeDtypeStruct):
-            raise ArgumentError(
-                f"sparsejax.save was given a state without numbers, with a {x}, as "
-                "jax.eval_shape and sparsejax.abstract_state make them."
-            )
-    tree.check_not_donated(state, "sparsejax.save")
-    check_whole(state)
-    about = records.check_about(about)
-    record = records.Record(records.versions(), ranks_of(state), about, part)
-    written = records.written(record)
-    size = len(json.dumps(written))
-    if size > records.LARGEST:
-        raise ArgumentError(
-            f"the description of the state would have {size:,} bytes, and restore reads "
-            f"{records.LARGEST:,}: keep long texts, and lists of numbers, as arrays."
-        )
-    stored = list(map(_stored, arrays))
+    together.all_call("sparsejax.save")
+    own = together.on_all("whether it can save", lambda: _Own.of(path, state, about))
     together.check_equal(
         together.Same(
             "the path",
-            str(folder),
-            str(folder),
+            str(own.folder),
+            str(own.folder),
             "All processes write their parts into one folder: give all the same path, "
             "without a number of the process in it.",
         ),
         together.Same(
             "about=",
-            json.dumps(about, sort_keys=True),
-            str(about),
+            json.dumps(own.record.about, sort_keys=True),
+            str(own.record.about),
             "What a checkpoint belongs to is the same on all processes: give all the same.",
         ),
         together.Same(
             "the leaf",
-            _local(part, stored) if store.place().processes > 1 else {},
+            _texts(own.record.tree, own.stored) if store.place().processes > 1 else {},
             "",
-            "Process 0 alone writes what is no array over devices of all processes: make "
-            "it one, or keep it in a file of each process.",
+            "Give all processes the same tree. Process 0 alone writes what is no array "
+            "over devices of all processes: make it one, or keep it in a file of each "
+            "process.",
         ),
-        call="sparsejax.save",
     )
-    reading.check_dtypes(arrays_of(part), stored)
-    storage.write(folder, written, part, stored, replace)
+    part = own.record.tree
+    reading.check_dtypes(arrays_of(part), own.stored)
+    storage.write(own.folder, own.written, part, own.stored, replace)
+
+
+class _Own(NamedTuple):
+    """What this process saves.
+
+    Attributes:
+        folder: The folder.
+        record: The description of the state.
+        written: The record as it is written.
+        stored: The arrays, in the order of the tree.
+    """
+
+    folder: Any
+    record: records.Record
+    written: Any
+    stored: list[Any]
+
+    @classmethod
+    def of(cls, path, state, about) -> "_Own":
+        """Describes the state; raises if it cannot be saved."""
+        folder = folders.folder_of(path)
+        part, arrays = described(state)
+        for x in arrays:
+            if isinstance(x, jax.ShapeDtypeStruct):
+                raise ArgumentError(
+                    f"sparsejax.save was given a state without numbers, with a {x}, as "
+                    "jax.eval_shape and sparsejax.abstract_state make them."
+                )
+        tree.check_not_donated(state, "sparsejax.save")
+        check_whole(state)
+        about = records.check_about(about)
+        record = records.Record(records.versions(), ranks_of(state), about, part)
+        written = records.written(record)
+        size = len(json.dumps(written))
+        if size > records.LARGEST:
+            raise ArgumentError(
+                f"the description of the state would have {size:,} bytes, and restore "
+                f"reads {records.LARGEST:,}: keep long texts, and lists of numbers, as "
+                "arrays."
+            )
+        return cls(folder, record, written, list(map(_stored, arrays)))
 
 
 def _stored(x):
@@ -130,8 +154,8 @@ def _stored(x):
     return jax.device_get(x) if jax.process_count() > 1 and x.is_fully_addressable else x
 
 
-def _local(part, stored):
-    """Returns the leaves that process 0 writes for all, as texts by path."""
+def _texts(part, stored):
+    """Returns all leaves as texts by path, with the numbers that process 0 writes alone."""
     texts, of_part = {}, list(leaves(part))
     names = tree.distinct([path for path, _ in of_part])
     for path, (_, leaf) in zip(names, of_part, strict=True):
@@ -141,6 +165,7 @@ def _local(part, stored):
             texts[path] = text if len(text) <= _LONG else cut
             continue
         x = None if leaf.number is None else stored[leaf.number]
+        texts[path] = str(leaf)
         if isinstance(x, np.ndarray):
             of = f"of hash {agreement.hashed(x)}"
             texts[path] = str(x.item()) if x.size == 1 else f"{leaf} {of}"

@@ -67,6 +67,28 @@ def on_all(what: str, do: Callable[[], _T]) -> _T:
     ) from failed
 
 
+def all_call(call: str) -> None:
+    """Waits until all processes call a public function. All of them call it.
+
+    Args:
+        call: The function. What is waited for is printed after a minute.
+
+    Raises:
+        JobError: A process does not come in time.
+    """
+    if store.place().processes == 1:
+        return
+    fix = (
+        "all processes call it, with one path. If it is called under "
+        "`if jax.process_index() == 0`, call it on all."
+    )
+    here = f"process {store.place().process}"
+    late = f"sparsejax: {here} waits in {call} for other processes to call it: {fix}"
+    awaited = store.Awaited(f"call {call}", fix, late, _PATIENCE)
+    own = {"host": socket.gethostname()}
+    store.of_all(f"that it calls {call}", own, _TO_DO, awaited=awaited)
+
+
 class Same(NamedTuple):
     """A text that must be equal on all processes, or a dict of texts.
 
@@ -83,13 +105,11 @@ class Same(NamedTuple):
     fix: str
 
 
-def check_equal(*texts: Same, call: str = "") -> None:
+def check_equal(*texts: Same) -> None:
     """Raises on all processes unless they give equal texts. All processes call it.
 
     Args:
         *texts: The texts, which are compared in this order.
-        call: The public function, if its processes have said nothing before, and one may
-            not have called it: this is printed after a minute.
 
     Raises:
         CheckpointError: A text differs.
@@ -102,17 +122,7 @@ def check_equal(*texts: Same, call: str = "") -> None:
     owns = [own if isinstance(own, str) else hashed(own) for _, own, *_ in texts]
     pairs = [(own, text.shown) for own, text in zip(owns, texts, strict=True)]
     given = {"host": socket.gethostname(), "texts": pairs}
-    awaited = store.Awaited()
-    if call:
-        what = f"{what} for {call}" if texts else f"that it calls {call}"
-        fix = (
-            "all processes call it, with one path. If it is called under "
-            "`if jax.process_index() == 0`, call it on all."
-        )
-        own = f"process {store.place().process}"
-        late = f"sparsejax: {own} waits in {call} for other processes to call it: {fix}"
-        awaited = store.Awaited(f"call {call}", fix, late, _PATIENCE)
-    answers = store.of_all(what, given, _TO_DO, awaited=awaited)
+    answers = store.of_all(what, given, _TO_DO)
     hosts = [one["host"] for one in answers]
     for at, text in enumerate(texts):
         each = [one["texts"][at] for one in answers]

@@ -10,16 +10,19 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend import core
 
+from sparsejax.jobs import agreement
+from sparsejax.state import tree
 from sparsejax.tracing import programs
 
 
 # Options of jitted functions inside a program, which decide how they are compiled.
 _OF_JIT = ("compiler_options_kvs", "donated_invars", "inline", "keep_unused", "name")
 _SIMPLE = bool | int | float | str
-_WHOLE = 1 << 12  # elements of a constant, up to which its values are compared
+_SHOWN = 1 << 12  # elements of a constant, up to which messages show its values
 
 
 def numbers_of(program: core.ClosedJaxpr) -> dict[str, str]:
@@ -77,12 +80,19 @@ def _is_simple(value: Any) -> bool:
 
 
 def _constant(x: Any) -> str:
-    """Returns a constant of a program as text: its values, or the type of a long one."""
+    """Returns a constant of a program as text: its values, or a hash of many.
+
+    Of an array whose shards are on other processes it is the type alone.
+    """
     shape, dtype = np.shape(x), getattr(x, "dtype", type(x).__name__)
-    is_here = getattr(x, "is_fully_addressable", True)
-    if math.prod(shape) > _WHOLE or not is_here or "key<" in str(dtype):
-        return f"{dtype}{[*shape]}"
-    return f"{dtype}{[*shape]} {np.asarray(x).tolist()}"
+    text, x = f"{dtype}{[*shape]}", tree.here(x)
+    if not getattr(x, "is_fully_addressable", True):
+        return text
+    if "key<" in str(dtype):
+        x = jax.random.key_data(x)
+    if math.prod(shape) > _SHOWN:
+        return f"{text} of hash {agreement.hashed(np.asarray(x))}"
+    return f"{text} {np.asarray(x).tolist()}"
 
 
 def _counted(texts: collections.Counter[str]) -> str:

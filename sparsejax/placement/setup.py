@@ -192,6 +192,8 @@ class Setup:
                 for bucket in getattr(part, "buckets", ()):
                     how = f"{text_of(bucket.scheme)} of units {[*bucket.shape]}"
                     found[f"how {bucket.name!r} is summed"] = how
+        if seen.memories:
+            found["how residuals are kept"] = text_of(seen.memories)
         self.say("transformation", found)
         self.say("numbers", {f"{k} in the update of tx": v for k, v in numbers.items()})
 

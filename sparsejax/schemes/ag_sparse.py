@@ -137,7 +137,7 @@ class AGSparse(SparseScheme):
             return total, base.stage(sent, sent, 1)
 
         pays = collectives.pays(plan.bytes(most), dense)
-        done = or_dense(wire, pays, sparse, all_reduce, x)
+        done = or_dense(pays, sparse, all_reduce, x)
         total, push = wire.assume_same(done)
         return total, base.traffic(
             push,

@@ -292,7 +292,7 @@ class _Hops:
         if plan.by_bound:
             full = full | plan.is_full(size, most.astype(jnp.float32))
         pays = (steps.bytes(most) < as_array) & ~state.full
-        total, stage = or_dense(self.wire, pays, sparse, dense, total)
+        total, stage = or_dense(pays, sparse, dense, total)
         if self.folds:
             # The partners of the folded ranks have added their entries.
             core = 1 << (self.wire.ranks.bit_length() - 1)

@@ -22,7 +22,6 @@ from sparsejax.wire.collectives import Wire, at_once
 
 
 def or_dense(
-    wire: Wire,
     pays: jax.Array,
     by_entries: Callable[..., Any],
     densely: Callable[..., Any],
@@ -32,7 +31,6 @@ def or_dense(
     """Returns the result of `by_entries` if entries pay, else that of `densely`.
 
     Args:
-        wire: The ranks.
         pays: Boolean [], whether entries pay, equal on all ranks: see `collectives.pays`.
         by_entries: Sends the entries of the operands.
         densely: Sends the operands as dense arrays; its results have the same shapes.

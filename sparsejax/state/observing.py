@@ -98,6 +98,7 @@ class Observed:
         sparsifiers: The sparsifiers, in the order of the chain.
         rows: The optimizers that update rows, in the order of the chain.
         ahead: The parts that need the rows of the next step, in the order of the chain.
+        memories: The memories of exchanges and sparsifiers, in the order of the chain.
         inside: While it is observed, the wrappers around the part whose `init` runs.
     """
 
@@ -105,6 +106,7 @@ class Observed:
     sparsifiers: list[Part] = dataclasses.field(default_factory=list)
     rows: list[OfRows] = dataclasses.field(default_factory=list)
     ahead: list[Lookahead] = dataclasses.field(default_factory=list)
+    memories: list[Any] = dataclasses.field(default_factory=list)
     inside: tuple[Wrapper, ...] = ()
 
 
@@ -126,17 +128,21 @@ def report_exchange(
     shards: Sequence[str] = (),
 ) -> None:
     """Reports an exchange to the observer."""
-    seen = _OBSERVED.get()
-    assert seen is not None
+    seen = _seen()
     of = tuple(paths), _shapes(leaves), tuple(buckets)
     seen.exchanges.append(Part(part, *of, seen.inside, tuple(shards)))
 
 
 def report_sparsifier(part: Any, paths: Sequence[str], leaves: Sequence[Any]) -> None:
     """Reports a sparsifier to the observer."""
-    seen = _OBSERVED.get()
-    assert seen is not None
+    seen = _seen()
     seen.sparsifiers.append(Part(part, tuple(paths), _shapes(leaves), (), seen.inside))
+
+
+def _seen():
+    seen = _OBSERVED.get()
+    assert seen is not None  # only `init` while `is_observing` reports
+    return seen
 
 
 def _shapes(leaves):
@@ -146,16 +152,19 @@ def _shapes(leaves):
 
 def report_rows(part: Any, paths: Sequence[str]) -> None:
     """Reports an optimizer that updates rows of these leaves to the observer."""
-    seen = _OBSERVED.get()
-    assert seen is not None
+    seen = _seen()
     seen.rows.append(OfRows(part, tuple(paths), len(seen.exchanges)))
 
 
 def report_ahead(part: Any, paths: Sequence[str]) -> None:
     """Reports a part that needs the rows which the next step reads to the observer."""
-    seen = _OBSERVED.get()
-    assert seen is not None
+    seen = _seen()
     seen.ahead.append(Lookahead(part, tuple(paths), seen.inside))
+
+
+def report_memory(memory: Any) -> None:
+    """Reports the memory of an exchange or a sparsifier to the observer."""
+    _seen().memories.append(memory)
 
 
 @contextlib.contextmanager

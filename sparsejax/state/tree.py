@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 
@@ -252,14 +253,16 @@ def check_not_donated(tree: Any, call: str, fix: str = "") -> None:
 def here(tree: Any) -> Any:
     """Returns this process's copies of arrays that are replicated over all processes.
 
-    Arithmetic on the copies is local, and does not wait for other processes.
+    Arithmetic on them is local. Under `jax.set_mesh`, where JAX refuses it on arrays of one
+    device, they are NumPy arrays, which waits for them.
     """
 
     def one(x):
         spans = isinstance(x, jax.Array) and not isinstance(x, Tracer)
-        if spans and not x.is_fully_addressable and x.is_fully_replicated:
-            return x.addressable_data(0)
-        return x
+        if not spans or x.is_fully_addressable or not x.is_fully_replicated:
+            return x
+        own = x.addressable_data(0)
+        return own if jax.sharding.get_abstract_mesh().empty else np.asarray(own)
 
     return jax.tree.map(one, tree)
 

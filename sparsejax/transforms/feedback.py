@@ -214,7 +214,9 @@ def feedback(
         inner = lossy.init(params)
         residual = momentum = norm = None
         needed, moving = _remembered(lossy, memory, paths, leaves)
-        if any(needed + moving) and not observing.is_observing():
+        if any(needed + moving) and observing.is_observing():
+            observing.report_memory(memory)
+        elif any(needed + moving):
             why = f"{lossy.name} keeps on each rank what was not sent"
             axis_name = axes.resolve_for_state(lossy.axis_name, lossy.name, why)
 

@@ -203,8 +203,7 @@ class Ladder:
         """Returns the most entries for which each rung is taken: alone, and followed.
 
         They are in the order 0 alone, 0 followed by another, 1 alone, 1 followed, and so
-        on; the top rung has no bound. So a need is compared with all bounds, and half of
-        the number of those below it is the number of the rung.
+        on; the top rung has no bound. Half the number of bounds below a need is its rung.
         """
         words = np.array([rung.words for rung in self.rungs], np.float32)
         bounds = []
@@ -226,9 +225,8 @@ class Ladder:
         """
         bounds, taken = self._bounds(messages), []
         while need > 0:
-            in_rounds = np.sum(bounds < need) >> 1
-            number = self.sizes.number(need) if self.at_once else in_rounds
-            taken.append(self.rungs[number])
+            rung = self.rung(need) if self.at_once else np.sum(bounds < need) >> 1
+            taken.append(self.rungs[rung])
             need -= taken[-1].capacity
         if self.at_once and len(taken) > 1:
             finals = [self.rungs[i] for i in self.finals]

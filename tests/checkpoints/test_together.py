@@ -114,17 +114,29 @@ def test_all_save_to_one_path_about_the_same(monkeypatch, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_what_one_process_refuses_to_save_all_refuse(monkeypatch, tmp_path):
+    monkeypatch.setattr(together, "_TO_DO", 10)
+    functions = saves(tmp_path, ("1", None), ("1", {"seed": [0]}))
+    wrong = "about must have texts as keys"
+    there, here = jobs.run(monkeypatch, functions)
+    assert isinstance(here, ArgumentError)
+    assert message(here).startswith(wrong)
+    assert isinstance(there, CheckpointError)
+    assert message(there).startswith(f"process 1 on host {HOST}: {wrong}")
+
+
 def test_what_process_0_writes_for_all_is_equal_on_all(monkeypatch):
     """A key, or the position of a loader, of one process would be that of all."""
-    arrays = [np.arange(3), np.float32(0.5), np.zeros((0, 2))]
-    part, stored = description.described({"a": arrays[0], "n": arrays[1], "e": arrays[2]})
-    texts = saving._local(part, list(map(saving._stored, stored)))
+    state = {"a": np.arange(3), "n": np.float32(0.5), "e": np.zeros((0, 2))}
+    # In a job of one process an array of JAX's is over devices of all.
+    part, stored = description.described(state | {"w": jax.numpy.ones((2, 3))})
+    texts = saving._texts(part, list(map(saving._stored, stored)))
     long = description.Value("x" * 1000)
-    assert len(saving._local(long, [])[""]) < 200
+    assert len(saving._texts(long, [])[""]) < 200
     twice, arrays = description.described({"a": {"b": 1}, "a/b": 2})
-    assert saving._local(twice, arrays) == {"a/b": "1", "a/b #1": "2"}
-    assert texts.keys() == {"a", "n"}
-    assert texts["n"] == "0.5"
+    assert saving._texts(twice, arrays) == {"a/b": "1", "a/b #1": "2"}
+    assert texts.keys() == {"a", "n", "e", "w"}
+    assert (texts["n"], texts["w"]) == ("0.5", "float32[2, 3]")
     assert re.fullmatch(r"int64\[3\] of hash [0-9a-f]{16}", texts["a"])
     for other in ({**texts, "a": "int64[3] of hash 0"}, {"n": "0.5"}):
         same = [together.Same("the leaf", own, "", "Keep it.") for own in (texts, other)]

@@ -21,8 +21,9 @@ from tests.helpers import jobs
 PARAMS = {"table": np.zeros((60, 4), np.float32), "bias": np.zeros(3, np.float32)}
 
 
-def chain(density=0.1, rate=1e-3, **options):
-    sparsifier = sparsejax.top_k(density, min_size=1)
+def chain(density=0.1, rate=1e-3, decay=1.0, **options):
+    memory = sparsejax.Residual(decay)
+    sparsifier = sparsejax.top_k(density, min_size=1, memory=memory)
     return optax.chain(sparsifier, sparsejax.zen_sync(**options), optax.adam(rate))
 
 
@@ -84,6 +85,10 @@ OTHER = {
     "wire dtype": (
         (chain(wire_dtype=jnp.bfloat16), PARAMS),
         r"the synchronization is .*wire_dtype=None.* on host .*bfloat16.* on host",
+    ),
+    "memory": (
+        (chain(decay=0.5), PARAMS),
+        r"how residuals are kept is \[Residual\(decay=1.0\)\] on .*decay=0.5.* on host",
     ),
     "rule": (
         (chain(rules={"table": "sparse"}), PARAMS),
@@ -257,3 +262,23 @@ def test_numbers_of_a_program_do_not_depend_on_its_order():
     held = np.arange(3.0, dtype=np.float32)
     constants = program.numbers_of(jax.make_jaxpr(lambda x: x[:3] + jnp.asarray(held))(x))
     assert any("2.0" in text for text in constants.values())
+
+
+@pytest.mark.parametrize("name", ["key", "array"])
+def test_a_key_and_an_array_of_many_numbers_are_compared(name):
+    """As the seed of a noise, or rates by row: replicas would differ without a word."""
+    large = lambda seed: np.full(5000, seed, np.float32)
+    made, of = {
+        "key": (jax.random.key, r"key<fry>\[\] \[0, 1\]"),
+        "array": (large, r"float32\[5000\] of hash [0-9a-f]{16}"),
+    }[name]
+
+    def text(seed):
+        held = made(seed)
+        more = lambda: jax.random.normal(held) if name == "key" else jnp.asarray(held)[:4]
+        given = jax.make_jaxpr(lambda x: x + more())(jnp.ones(4))
+        return program.numbers_of(given)["constants"]
+
+    first = text(1)
+    assert re.fullmatch(of, first)
+    assert text(2) != first == text(1)

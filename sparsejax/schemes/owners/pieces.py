@@ -60,7 +60,7 @@ class SparseScheme(base.Scheme):
             return total, traffic.push._replace(imbalance=known.imbalance)
 
         pays = collectives.pays(plan.push_bytes(known.fullest), dense)
-        total, push = or_dense(wire, pays, by_entries, densely, x)
+        total, push = or_dense(pays, by_entries, densely, x)
         return total, base.traffic(
             push,
             base.stage(),

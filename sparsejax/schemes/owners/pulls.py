@@ -244,7 +244,6 @@ class PullEntries(Pull):
             total, stage, units = branches.switch(side, sides, *operands)
             return Pulled(total, stage, units, jnp.float32(agreed + cost))
         total, stage, units = or_dense(
-            owned.wire,
             entry_bytes < owned.plan.whole_bytes,
             by_entries,
             owned.whole,

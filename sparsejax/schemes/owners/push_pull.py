@@ -171,7 +171,6 @@ class Stages:
             total, push, pull, after, agreed = self._one_after_the_other(x, known)
         else:
             total, push, pull, after, agreed = or_dense(
-                self.wire,
                 self._pays(known),
                 functools.partial(self.by_entries, known=known),
                 functools.partial(self._all_reduce, known=known),

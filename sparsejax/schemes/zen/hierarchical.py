@@ -105,7 +105,7 @@ class HierarchicalCentralization(SparseScheme):
             none = jnp.float32(0)
             return doubling.DoublingResult(total, half, half, none, unseen)
 
-        done = or_dense(wire, pays, sparse, all_reduce, x)
+        done = or_dense(pays, sparse, all_reduce, x)
         done = wire.assume_same(done)
         after = bits.density(done.total)
         before = most.astype(jnp.float32) / x.shape[0]
