@@ -51,8 +51,15 @@ def main(out, coordinator=None, rank=0):
             for shard in leaf.addressable_shards:
                 key = f"{name}{jax.tree_util.keystr(keys)} {shard.index}"
                 held[key] = np.asarray(shard.data)
+        # On the mesh of all processes JAX computes with no array of one device.
+        with jax.set_mesh(mesh):
+            of_mesh, shown = sparsejax.metrics(run.state), sparsejax.summary(run.state)
+        assert shown == sparsejax.summary(run.state)
         for metric, value in sparsejax.metrics(run.state).items():
             held[f"{name} {metric}"] = np.asarray(value)
+            assert (
+                held[f"{name} {metric}"].tobytes() == np.asarray(of_mesh[metric]).tobytes()
+            )
     np.savez(out, **held)
     if coordinator is not None:
         jax.distributed.shutdown()
