@@ -98,6 +98,8 @@ def check_chain(
         for path in bucket.paths
     }
 
+    given = _given_value(tx)
+
     def outline(params):
         paths, leaves, structure = tree.flatten(params)
         names = frozenset(axes.axis_names(axis_name))
@@ -118,10 +120,10 @@ def check_chain(
         grads = structure.unflatten(local)
         if isinstance(grads, optax.LookaheadParams):
             grads = grads.fast  # gradients are of one of its two copies
-        updates, after = _updated(tx, grads, state, params)
+        updates, after = _updated(given, grads, state, params)
         if after is not None:
             if has_tables:
-                columns.check_by_column(tx, grads, state, params)
+                columns.check_by_column(given, grads, state, params)
             _check_updates(updates)
             _check_state(after, names)
         return jnp.zeros(())
@@ -135,18 +137,33 @@ def check_chain(
         OUTLINE.reset(token)
 
 
+def _given_value(tx):
+    """Returns a chain whose update is given a loss of zero where it needs `value`."""
+    tx = optax.with_extra_args_support(tx)
+
+    def update(grads, state, params, **extra):
+        try:
+            return tx.update(grads, state, params, **extra)
+        except TypeError as error:
+            if missing_keywords(error) != ["value"]:
+                raise
+            return tx.update(grads, state, params, value=jnp.zeros(()), **extra)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
 def _updated(tx, grads, state, params):
     """Returns the updates and the next state; None for both if they cannot be traced."""
     try:
-        return optax.with_extra_args_support(tx).update(grads, state, params)
+        return tx.update(grads, state, params)
     except AlreadySummedError:
         # Leaves that no exchange of the chain sums were assumed to be summed already.
         return None, None
     except SparsejaxError:
         raise
     except Exception as error:
-        # It may need arguments that only a real step has. With entries it is an error.
-        if find(state, SelectState):
+        # It may need arguments that only a real step has, or types that are not checked.
+        if find(state, SelectState) and _takes_arrays(tx, grads, state, params):
             raise ArgumentError(
                 "the chain failed on gradients that a sparsifier gave as selected entries "
                 f"(SparseTensor): {_first_line(error)} Between a sparsifier and its "
@@ -154,6 +171,15 @@ def _updated(tx, grads, state, params):
                 f"one or behind the other, as in {_ORDER}."
             ) from error
         return None, None
+
+
+def _takes_arrays(tx, grads, state, params):
+    """Returns whether an update can be traced in which sparsifiers select no entries."""
+    try:
+        tx.update(grads, state, params, dense=True)
+    except Exception:  # the one of entries is reported, if any
+        return False
+    return True
 
 
 def _first_line(error):

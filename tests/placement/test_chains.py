@@ -110,4 +110,19 @@ def test_an_optimizer_that_is_run_on_zeros():
 def test_a_chain_that_wants_more_arguments_is_not_refused():
     """It cannot be run with parameters alone, and that is no mistake."""
     plateau = optax.contrib.reduce_on_plateau()
-    init(optax.chain(sparsejax.zen_sync(), optax.adam(1e-3), plateau))
+    synced = sparsejax.zen_sync(), optax.adam(1e-3), plateau
+    init(optax.chain(*synced))
+    init(optax.chain(top_k(), *synced))
+    init(optax.chain(top_k(), sparsejax.zen_sync(), optax.lbfgs()))
+
+
+def test_a_chain_that_wants_the_loss_is_checked():
+    plateau = optax.contrib.reduce_on_plateau()
+    with pytest.raises(StateError, match="stands in front of the synchronization"):
+        init(optax.chain(optax.adam(1e-3), sparsejax.zen_sync(), plateau))
+
+
+def test_what_fails_without_entries_too_is_not_blamed_on_them():
+    """Types of its branches differ, which only matters where they are checked."""
+    inside = optax.chain(top_k(), sparsejax.zen_sync(), optax.sgd(0.1))
+    init(optax.conditionally_mask(inside, lambda step, **_: step % 2 == 0))
