@@ -141,7 +141,7 @@ def _given_value(tx):
     """Returns a chain whose update is given a loss of zero where it needs `value`."""
     tx = optax.with_extra_args_support(tx)
 
-    def update(grads, state, params, **extra):
+    def update(grads, state, params=None, **extra):
         try:
             return tx.update(grads, state, params, **extra)
         except TypeError as error:
