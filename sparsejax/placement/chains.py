@@ -141,13 +141,13 @@ def _given_value(tx):
     """Returns a chain whose update is given a loss of zero where it needs `value`."""
     tx = optax.with_extra_args_support(tx)
 
-    def update(grads, state, params=None, **extra):
+    def update(updates, state, params=None, **extra):
         try:
-            return tx.update(grads, state, params, **extra)
+            return tx.update(updates, state, params, **extra)
         except TypeError as error:
             if missing_keywords(error) != ["value"]:
                 raise
-            return tx.update(grads, state, params, value=jnp.zeros(()), **extra)
+            return tx.update(updates, state, params, value=jnp.zeros(()), **extra)
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
