@@ -85,11 +85,10 @@ def _constant(x: Any) -> str:
     Of an array whose shards are on other processes it is the type alone.
     """
     shape, dtype = np.shape(x), getattr(x, "dtype", type(x).__name__)
-    text, x = f"{dtype}{[*shape]}", tree.here(x)
+    text = f"{dtype}{[*shape]}"
+    x = tree.here(jax.random.key_data(x) if "key<" in str(dtype) else x)
     if not getattr(x, "is_fully_addressable", True):
         return text
-    if "key<" in str(dtype):
-        x = jax.random.key_data(x)
     if math.prod(shape) > _SHOWN:
         return f"{text} of hash {agreement.hashed(np.asarray(x))}"
     return f"{text} {np.asarray(x).tolist()}"
