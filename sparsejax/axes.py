@@ -22,7 +22,6 @@ from sparsejax.errors import (
     AlreadySummedError,
     ArgumentError,
     AxisError,
-    missing_axis,
     needs_ranks,
 )
 
@@ -206,26 +205,6 @@ def resolve_for_state(axis_name: AxisName | None, what: str, keeps: str) -> Axis
         raise needs_ranks(keeps) from None
 
 
-def local(tree: Any, axis_name: AxisName | None = None) -> Any:
-    """Makes arrays vary over the axis, or casts them to reduced: see `sparsejax.local`.
-
-    Args:
-        tree: The arrays.
-        axis_name: The axis over which gradients are to stay local; the only manual axis if
-            None.
-    """
-    check_axis_name(axis_name, "sparsejax.local")
-    if not manual_axes():
-        if axis_name is None or outside_of(tree, None) is None:
-            return tree
-        names = frozenset(axis_names(axis_name))
-        return jax.tree.map(lambda x: _as_reduced(x, names), tree)
-    axis_name = resolve(axis_name, "sparsejax.local")
-    if not is_checking(axis_name):
-        return tree
-    return as_varying(tree, frozenset(axis_names(axis_name)))
-
-
 def mesh_of(x: Any) -> jax.sharding.AbstractMesh | None:
     """Returns the mesh of an array's type, or None if it has none."""
     mesh = jax.typeof(x).sharding.mesh if hasattr(x, "dtype") else None
@@ -251,22 +230,22 @@ def outside_of(tree: Any, axis_name: AxisName | None) -> jax.sharding.AbstractMe
     return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
 
 
-def _as_reduced(x, names):
-    """Casts an array on an explicit mesh to reduced, so that its gradient is unreduced."""
-    mesh = mesh_of(x)
-    if mesh is None:
-        return x
-    if missing := sorted(names - {*mesh.axis_names}):
-        raise missing_axis("sparsejax.local", missing[0], mesh.axis_names)
-    spec = jax.typeof(x).sharding.spec
-    parts = (axis_names(part or ()) for part in spec.partitions)
-    left = (tuple(name for name in part if name not in names) or None for part in parts)
-    wanted = PartitionSpec(*left, reduced=names | frozenset(spec.reduced))
-    return jax.reshard(x, NamedSharding(mesh, wanted))
+def require_local(
+    name: str,
+    leaf: Any,
+    axis_name: AxisName,
+    hint: str = "",
+    local: str = "sparsejax.local(params)",
+) -> None:
+    """Raises if a gradient was already summed over the axis.
 
-
-def require_local(name: str, leaf: Any, axis_name: AxisName, hint: str = "") -> None:
-    """Raises if a gradient was already summed over the axis; the message ends by `hint`."""
+    Args:
+        name: The path of the gradient.
+        leaf: The gradient.
+        axis_name: The mesh axis.
+        hint: A sentence at the end of the message.
+        local: What to differentiate with respect to, for the message.
+    """
     if not is_checking(axis_name):
         return
     summed = set(axis_names(axis_name)) - varying_axes(leaf)
@@ -282,7 +261,7 @@ def require_local(name: str, leaf: Any, axis_name: AxisName, hint: str = "") -> 
             f"the gradient of {name!r} was already summed over {_list(sorted(summed))}: it "
             "does not vary over it, so synchronizing it would send nothing less and count "
             "every rank twice. Either jax.grad did it, as for all parameters that are "
-            "replicated: differentiate with respect to sparsejax.local(params) instead. Or "
+            f"replicated: differentiate with respect to {local} instead. Or "
             "you did, with jax.lax.pmean or psum, or with another synchronization in this "
             "chain: let one synchronization do it. (A constant does not vary either; nor "
             "does what optax.MultiSteps around a synchronization has added up: use "

@@ -109,7 +109,9 @@ class OnRank(NamedTuple):
         paths, leaves, structure = _flattened(grads)
         for path, leaf in zip(paths, leaves, strict=True):
             check_kind(path, leaf)
-            axes.require_local(path, leaf, self.wire.axis)
+            # Without the state it would be the gradient at the anchor, which no type shows.
+            local = f"sparsejax.local(params, {self.wire.axis!r}, opt_state)"
+            axes.require_local(path, leaf, self.wire.axis, local=local)
         checks.check_replicated(params, self.wire.axis, UPDATE)
         check_ranks(state, self.wire.ranks)
         check_like(state.offset, paths, leaves, structure)

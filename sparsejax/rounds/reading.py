@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from sparsejax import axes
 from sparsejax.axes import AxisName, axis_names
-from sparsejax.errors import AxisError, StateError
+from sparsejax.errors import AxisError, StateError, missing_axis
 from sparsejax.rounds.state import find_state
 from sparsejax.state import tree
 from sparsejax.state.per_rank import RankState, check_ranks
@@ -71,7 +71,7 @@ def local(params: Any, axis_name: AxisName | None = None, opt_state: Any = None)
     """
     state = None if opt_state is None else find_state(opt_state, _CALL)
     if state is None or state.offset is None:
-        return axes.local(params, axis_name)
+        return _local(params, axis_name)
     axes.check_axis_name(axis_name, _CALL)
     offset = state.offset
     named = axis_names(offset.axis_name)
@@ -82,7 +82,7 @@ def local(params: Any, axis_name: AxisName | None = None, opt_state: Any = None)
         )
     if is_inside(offset.axis_name):
         check_ranks(offset, Wire(offset.axis_name).ranks)
-        return moved(axes.local(params, offset.axis_name), offset)
+        return moved(_local(params, offset.axis_name), offset)
     mesh = axes.outside_of((params, offset), None) or mesh_here(None, named, _CALL)
 
     def node(x, row):
@@ -91,6 +91,50 @@ def local(params: Any, axis_name: AxisName | None = None, opt_state: Any = None)
         return PerReplica(value, offset.axis_name, spec, mesh)
 
     return _mapped(node, params, offset)
+
+
+def _local(params: Any, axis_name: AxisName | None) -> Any:
+    """Makes parameters vary over the axis, or casts them to reduced."""
+    axes.check_axis_name(axis_name, _CALL)
+    if axes.manual_axes():
+        axis_name = axes.resolve(axis_name, _CALL)
+        if not axes.is_checking(axis_name):
+            return params
+        return axes.as_varying(params, frozenset(axis_names(axis_name)))
+    if axis_name is None:
+        return params
+    names = frozenset(axis_names(axis_name))
+    if axes.outside_of(params, None) is None:
+        _check_placed(params, names)
+        return params
+    return jax.tree.map(lambda x: _as_reduced(x, names), params)
+
+
+def _check_placed(params, names):
+    """Raises if parameters are on no mesh, and `jax.set_mesh` has one of Explicit axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    explicit = {name for name, kind in pairs if kind is AxisType.Explicit}
+    if names & explicit and jax.tree.leaves(params):
+        raise AxisError(
+            f"{_CALL}: the parameters are on no mesh, as NumPy arrays are, so their "
+            "gradients would be summed. Place them on that of jax.set_mesh before the "
+            "step: params = jax.device_put(params, jax.P())."
+        )
+
+
+def _as_reduced(x, names):
+    """Casts an array on an explicit mesh to reduced, so that its gradient is unreduced."""
+    mesh = axes.mesh_of(x)
+    if mesh is None:
+        return x
+    if missing := sorted(names - {*mesh.axis_names}):
+        raise missing_axis(_CALL, missing[0], mesh.axis_names)
+    spec = jax.typeof(x).sharding.spec
+    parts = (axis_names(part or ()) for part in spec.partitions)
+    left = (tuple(name for name in part if name not in names) or None for part in parts)
+    wanted = PartitionSpec(*left, reduced=names | frozenset(spec.reduced))
+    return jax.reshard(x, NamedSharding(mesh, wanted))
 
 
 def is_inside(axis_name: AxisName) -> bool:

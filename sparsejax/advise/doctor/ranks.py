@@ -14,6 +14,7 @@ from sparsejax.advise.doctor.findings import NOTE, OK, WRONG, Finding
 from sparsejax.axes import AxisName
 from sparsejax.jobs import store
 from sparsejax.placement import initial
+from sparsejax.rounds.reading import local
 from sparsejax.state import sharded, tree
 
 
@@ -62,8 +63,8 @@ def _of_jax(mesh, axis_name):
 
     w, x = np.ones(1, np.float32), np.ones(mesh.size, np.float32)
     plain = _summed(mesh, axis_name, jax.grad(loss), w, x)
-    local = lambda w, x: jax.grad(loss)(axes.local(w, axis_name), x)
-    if _summed(mesh, axis_name, local, w, x):
+    of_local = lambda w, x: jax.grad(loss)(local(w, axis_name), x)
+    if _summed(mesh, axis_name, of_local, w, x):
         text = f"JAX {jax.__version__} sums the gradient of sparsejax.local(params):"
         return Finding("gradient", WRONG, text, "use data_parallel, and tell us.")
     text = "jax.grad leaves it local in this JAX."

@@ -138,7 +138,7 @@ class Program:
         share = Share.of(batch, self.weight, wire)
         seen = observing.observed(self.tx, state.params)
         params = caught_up(seen, state.params, halves.of_rest(state.opt_state))
-        params = axes.local(params, wire.axis)
+        params = local(params, wire.axis)
         given = of_variables.keywords(state, wire)
         loss, (aux, _) = self.eval_loss(params, batch, given)
         return self._with_aux(self._loss_of_all(loss, share), aux, share)
