@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from sparsejax import axes
@@ -104,7 +105,10 @@ def check_chain(
         paths, leaves, structure = tree.flatten(params)
         names = frozenset(axes.axis_names(axis_name))
         local = [
-            axes.as_varying(jnp.zeros_like(leaf), names) if path in summed else leaf
+            # Computed from the leaf, by which `program.flow_of` tells gradients apart.
+            axes.as_varying(lax.optimization_barrier(leaf), names)
+            if path in summed
+            else leaf
             for path, leaf in zip(paths, leaves, strict=True)
         ]
         state = tx.init(params)

@@ -175,7 +175,8 @@ class Maker:
         if job.is_shared:
             job.say_mesh(mesh, axis_name)
             job.say_tree("parameters", "the parameter", params, self.of_params)
-            job.say_transformation(tx, params, program.numbers_of(self.update))
+            numbers, flow = program.numbers_of(self.update), program.flow_of(self.update)
+            job.say_transformation(tx, params, numbers, flow)
 
 
 def on_ranks(

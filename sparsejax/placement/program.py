@@ -6,6 +6,7 @@ processes differ in one, XLA compiles different programs for them, and replicas 
 """
 
 import collections
+import enum
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -36,24 +37,58 @@ def numbers_of(program: core.ClosedJaxpr) -> dict[str, str]:
     for name, text in _operations(program.jaxpr):
         found.setdefault(name, collections.Counter())[text] += 1
     constants = collections.Counter(map(_constant, program.consts))
-    texts = {name: _counted(each) for name, each in found.items()}
-    return texts | ({"constants": _counted(constants)} if constants else {})
+    if constants:
+        found["constants"] = found.get("constants", collections.Counter()) + constants
+    return {name: _counted(each) for name, each in found.items()}
+
+
+def flow_of(program: core.ClosedJaxpr) -> str:
+    """Returns a hash of all operations, each with the operations that compute its inputs.
+
+    It differs where the same numbers are applied to other leaves, or in another order, and
+    does not depend on the order of independent operations.
+    """
+    jaxpr, constants = program.jaxpr, list(map(_constant, program.consts))
+    known = {id(var): text for var, text in zip(jaxpr.constvars, constants, strict=False)}
+    known |= {id(var): f"input {i}" for i, var in enumerate(jaxpr.invars)}
+
+    def text_of(x):
+        if isinstance(x, core.Literal):
+            return f"{_type(x.aval)} {_number(x.val)}"
+        return known.get(id(x), "other")
+
+    made = []
+    for equation in _computing(jaxpr):
+        inner = list(map(flow_of, programs.held(equation)))
+        params = sorted(equation.params.items())
+        options = [(k, repr(v)) for k, v in params if _is_fixed(v) and k not in _OF_JIT]
+        given = list(map(text_of, equation.invars))
+        made.append(
+            agreement.hashed(repr([equation.primitive.name, options, given, inner]))
+        )
+        known |= {id(var): f"{made[-1]} {i}" for i, var in enumerate(equation.outvars)}
+    return agreement.hashed(repr([sorted(made), list(map(text_of, jaxpr.outvars))]))
+
+
+def _computing(jaxpr: core.Jaxpr) -> Iterator[Any]:
+    """Yields the equations, except for those of `checkify`'s checks.
+
+    JAX numbers checks in the order in which a process has traced them.
+    """
+    checks = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "check"]
+    of_checks = {id(var) for eqn in checks for var in eqn.invars}
+    for equation in jaxpr.eqns:
+        # All outputs of what is left out are operands of a check.
+        if not {id(var) for var in equation.outvars} <= of_checks:
+            yield equation
 
 
 def _operations(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str]]:
     """Yields the name of each operation, also of nested programs, and its numbers.
 
     Then the name of its options, if it has any, and these.
-
-    The operations of `checkify`'s checks are left out: JAX numbers checks in the order in
-    which a process has traced them.
     """
-    checks = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "check"]
-    of_checks = {id(var) for eqn in checks for var in eqn.invars}
-    for equation in jaxpr.eqns:
-        made = {id(var) for var in equation.outvars}
-        if made <= of_checks:  # All its outputs are operands of a check.
-            continue
+    for equation in _computing(jaxpr):
         types = ", ".join(dict.fromkeys(_type(var.aval) for var in equation.outvars))
         given = [_number(x.val) for x in equation.invars if isinstance(x, core.Literal)]
         name = f"{equation.primitive.name} to {types or 'nothing'}"
@@ -63,6 +98,7 @@ def _operations(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str]]:
             yield f"the options of {name}", ", ".join(options)
         for inner in programs.held(equation):
             yield from _operations(inner.jaxpr)
+            yield from (("constants", _constant(x)) for x in inner.consts)
 
 
 def _type(aval: Any) -> str:
@@ -77,6 +113,13 @@ def _number(value: Any) -> str:
 def _is_simple(value: Any) -> bool:
     values = value if isinstance(value, tuple) else (value,)
     return all(isinstance(one, _SIMPLE) for one in values)
+
+
+def _is_fixed(value: Any) -> bool:
+    """Returns whether a parameter of an operation is written alike in all processes."""
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return value is None or isinstance(value, _SIMPLE | enum.Enum | np.dtype)
 
 
 def _constant(x: Any) -> str:

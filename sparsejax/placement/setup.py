@@ -9,6 +9,7 @@ nothing is compared.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from sparsejax.errors import JobError
 from sparsejax.jobs import agreement, store, versions
 from sparsejax.jobs.agreement import Remedy
 from sparsejax.jobs.texts import text_of
+from sparsejax.placement import program
 from sparsejax.state import observing, sharded, tree
 
 
@@ -43,6 +45,10 @@ _REMEDIES = {
         f"{_SAME} optimizer, with the same learning rate and options.",
         # They decide which operations an update has.
         causes=("versions", "settings", "mesh", "parameters", "transformation"),
+    ),
+    "flow": Remedy(
+        f"{_SAME} optimizer: the order of its chain, masks and labels.",
+        causes=("versions", "settings", "mesh", "parameters", "transformation", "numbers"),
     ),
     "trainer": Remedy(f"{_SAME} arguments of sparsejax.data_parallel and trainer.init."),
 }
@@ -164,7 +170,11 @@ class Setup:
         self.say(topic, found)
 
     def say_transformation(
-        self, tx: optax.GradientTransformation, params: Any, numbers: Mapping[str, str]
+        self,
+        tx: optax.GradientTransformation,
+        params: Any,
+        numbers: Mapping[str, str],
+        flow: str,
     ) -> None:
         """Adds the parts of a chain with their options, and the numbers in its update.
 
@@ -172,6 +182,7 @@ class Setup:
             tx: The chain.
             params: The parameters, or their shapes and dtypes.
             numbers: The numbers in its update, as `program.numbers_of` returns them.
+            flow: What they are applied to, as `program.flow_of` returns it.
         """
         if not self.is_shared:
             return
@@ -186,6 +197,8 @@ class Setup:
             for number, part in enumerate(parts, 1):
                 name = f"{what} of number {number}" if len(parts) > 1 else what
                 found[name] = text_of(part.part)
+                if functions := list(map(_traced, _functions(part.part))):
+                    found[f"the functions of {name}"] = ", ".join(functions)
                 found[f"the leaves of {name}"] = ", ".join(part.paths)
                 if inside := getattr(part, "inside", ()):
                     found[f"what is around {name}"] = text_of(inside)
@@ -196,6 +209,28 @@ class Setup:
             found["how residuals are kept"] = text_of(seen.memories)
         self.say("transformation", found)
         self.say("numbers", {f"{k} in the update of tx": v for k, v in numbers.items()})
+        self.say("flow", {"the order of operations in the update of tx": f"of hash {flow}"})
+
+
+def _functions(value: Any) -> Iterator[Any]:
+    """Yields the functions among the options of a part, such as schedules of densities."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = tuple(getattr(value, field.name) for field in dataclasses.fields(value))
+    if isinstance(value, tuple | list):
+        for one in value:
+            yield from _functions(one)
+    elif callable(value) and not isinstance(value, type):
+        yield value
+
+
+def _traced(function: Any) -> str:
+    """Returns a hash of a function of the step, as text; "" for another function."""
+    try:
+        return f"of hash {program.flow_of(jax.make_jaxpr(function)(jnp.int32(0)))}"
+    except Exception:  # it takes other arguments
+        return ""
 
 
 def _kind(leaf: Any) -> str:

@@ -112,6 +112,58 @@ def test_what_differs_is_named_on_all_processes(told, name):
     assert any(re.search(match, reason) for reason in reasons), reasons
 
 
+def rates(first, second):
+    """Two rates for two leaves of one shape."""
+    each = {"a": optax.sgd(first), "b": optax.sgd(second)}
+    return optax.chain(sparsejax.zen_sync(), optax.partition(each, {"w": "a", "v": "b"}))
+
+
+def in_order(*parts):
+    return optax.chain(sparsejax.zen_sync(), *parts)
+
+
+def held(number):
+    """An optimizer with an array inside of a jitted function."""
+    rates = np.full(3, number, np.float32)
+    of_step = jax.jit(lambda step: jnp.asarray(rates)[jnp.minimum(step, 2)])
+    return in_order(optax.sgd(of_step))
+
+
+def density(steps):
+    falling = optax.linear_schedule(0.5, 0.05, steps)
+    own = sparsejax.sparsifiers.RandomK(sparsejax.sparsifiers.Schedule(falling, 0.5))
+    return optax.chain(sparsejax.sparsify(own, min_size=1), sparsejax.zen_sync())
+
+
+# The same operations with the same numbers, applied to other leaves or in another order;
+# and what is in no operation.
+ALIKE = {
+    "labels": (rates(0.1, 0.2), rates(0.2, 0.1), "order of operations"),
+    "order": (
+        in_order(optax.clip(1.0), optax.scale(2.0)),
+        in_order(optax.scale(2.0), optax.clip(1.0)),
+        "order of operations",
+    ),
+    "betas": (
+        in_order(optax.adam(0.1, b1=0.9, b2=0.99)),
+        in_order(optax.adam(0.1, b1=0.99, b2=0.9)),
+        "order of operations",
+    ),
+    "jitted": (held(0.1), held(0.2), r"constants in the update of tx is .*0\.1.*0\.2"),
+    "schedule": (density(4), density(8), "the functions of the sparsifier is of hash"),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_has_the_same_numbers_is_told_apart(told, name):
+    *both, match = ALIKE[name]
+    params = {"w": np.zeros((40, 5), np.float32), "v": np.zeros((40, 5), np.float32)}
+    reasons = refused(told(inits(*((tx, params) for tx in both))))
+    assert any(re.search(match, reason) for reason in reasons), reasons
+    same = told(inits(*((both[0], params) for _ in both)))
+    assert not any(isinstance(one, Exception) for one in same)
+
+
 def test_options_of_xla_are_settings_but_for_dumps(monkeypatch):
     """Where one process compiles without FMA, replicas differ in their last bits."""
 
