@@ -15,7 +15,7 @@ from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.jobs import agreement
-from sparsejax.placement import specs
+from sparsejax.placement import program, specs
 from sparsejax.placement.setup import TIMEOUT, Setup
 from sparsejax.state import tree
 from sparsejax.state.sharded import Sharded
@@ -150,13 +150,17 @@ class ColumnTable(Sharded):
             axis_name = specs.data_axis(mesh, axis_name, call)
             ranks = specs.ranks_of(mesh, axis_name)
             _check_dim(f"a table {[rows, dim]}", dim, ranks)
+            padded = width(dim, ranks) * ranks
+
+            def make(key):
+                return _filled_up(init(key, (rows, dim), dtype), padded)
+
             if job.is_shared:
                 job.say_mesh(mesh, axis_name)
                 shape = f"{jnp.dtype(dtype)}{[rows, dim]}"
-                job.say("table", {"the table": shape, "its key": _shown(key)})
-
-        def make(key):
-            return _filled_up(init(key, (rows, dim), dtype), width(dim, ranks) * ranks)
+                by = f"of hash {program.flow_of(jax.make_jaxpr(make)(key))}"
+                said = {"the table": shape, "its key": _shown(key), "its init": by}
+                job.say("table", said)
 
         there = NamedSharding(mesh, PartitionSpec(None, axis_name))
         return cls(jax.jit(make, out_shardings=there)(key), dim, axis_name)

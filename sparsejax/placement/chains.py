@@ -47,6 +47,7 @@ from sparsejax.transforms.wrappers import AccumulateState, SkipState, WarmUpStat
 
 _OURS = (FeedbackState, AccumulateState, WarmUpState, SkipState, PerRank)
 _PERIODIC = (AccumulateState, LocalStepsState)
+_INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 _CONDITIONAL = (optax.ConditionallyMaskState, optax.ConditionallyTransformState)
 
 # Transformations of optax that must not be around a synchronization, by their states.
@@ -230,10 +231,14 @@ def _check_state(state, names):
 
 def _check_idle_steps(state):
     """Warns if a stateful optimizer runs on the zeros between two synchronizations."""
-    parted = find(state, optax.transforms.PartitionState)
-    parted = [part for part in parted if find(part, _PERIODIC)]
-    for inside in (one for part in parted for one in part.inner_states.values()):
-        _check_idle_steps(inside)  # Each has leaves of its own.
+    around = (optax.transforms.PartitionState, *_INJECTED)
+    parted = [part for part in find(state, around) if find(part, _PERIODIC)]
+    for part in parted:
+        if isinstance(part, _INJECTED):
+            _check_idle_steps(part.inner_state)  # Its numbers are no optimizer's state.
+            continue
+        for inside in part.inner_states.values():
+            _check_idle_steps(inside)  # Each has leaves of its own.
     known = (*_OURS, *_CONDITIONAL, LocalStepsState)
     ours = lambda node: isinstance(node, known) or any(node is part for part in parted)
     nodes = jax.tree.leaves(state, is_leaf=ours)

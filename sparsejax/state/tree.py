@@ -262,7 +262,9 @@ def here(tree: Any) -> Any:
         if not spans or x.is_fully_addressable or not x.is_fully_replicated:
             return x
         own = x.addressable_data(0)
-        return own if jax.sharding.get_abstract_mesh().empty else np.asarray(own)
+        is_key = jnp.issubdtype(own.dtype, jax.dtypes.extended)
+        no_mesh = jax.sharding.get_abstract_mesh().empty
+        return own if no_mesh or is_key else np.asarray(own)
 
     return jax.tree.map(one, tree)
 

@@ -92,7 +92,10 @@ def _numbers(x):
 def _check_alike(on_host, call):
     """Raises on all processes if any has different leaves, or different numbers in one."""
     paths, leaves, _ = tree.flatten(on_host, call, rows=True)
-    mine = [(path, x) for path, x in zip(paths, leaves, strict=True) if not _is_global(x)]
+    # Of global arrays those of which each process has a copy.
+    pairs = zip(leaves, tree.here(leaves), strict=True)
+    copies = [x if own is x else _numbers(own) for x, own in pairs]
+    mine = [(path, x) for path, x in zip(paths, copies, strict=True) if not _is_global(x)]
     shapes = [(path, x.shape, x.dtype.name) for path, x in mine]
     of_shapes = _hash(repr(shapes).encode())
     hashes = np.stack([of_shapes, *[_hash(agreement.octets(x)) for _, x in mine]])

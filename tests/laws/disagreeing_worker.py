@@ -70,13 +70,18 @@ def main(coordinator, rank):
     match = r"'half' is absent on host .*\(process 0\), and bfloat16\[3, 1\] on host"
     with pytest.raises(JobError, match=match):
         trainer.init(alike if rank else {"w": alike["w"]})
+    # Copies that processes have made of a global array each for itself.
+    copied = NamedSharding(mesh, P())
+    own = jax.make_array_from_callback((3,), copied, lambda at: np.full(3, rank)[at])
+    with pytest.raises(ArgumentError, match=r"init: process 1 .* 'params/w'"):
+        trainer.init({"w": own.astype(np.float32)})
     # As it was restored: every process has all of it.
     restored = jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), state.params)
     changed = restored | {"half": restored["half"] + rank}
     with pytest.raises(ArgumentError, match=r"step: process 1 .* 'params/half'"):
         trainer.step(state._replace(params=changed), np.ones((1, 1), np.float32))
     state, _ = trainer.step(state._replace(params=restored), np.ones((1, 1), np.float32))
-    assert len(gathered) == 8
+    assert len(gathered) == 10
     assert max(gathered) < 500
     # Of shapes that are new to both. Then both go on.
     match = r"float32\[2, 1\] for each rank on .* 0\), and float32\[3, 1\] .*\n.* weight="
@@ -86,7 +91,7 @@ def main(coordinator, rank):
 
     finds_other_bits(mesh, state.params, rank)
     refuses_other_setups(mesh, restored, rank)
-    assert len(gathered) == 8
+    assert len(gathered) == 10
     if rank == 0:
         reads_alone(mesh, state_after, fresh)
         print("alone", flush=True)

@@ -105,6 +105,13 @@ def test_an_optimizer_that_is_run_on_zeros():
     init(optax.chain(sparsejax.accumulate(sparsejax.zen_sync(), 2), optax.sgd(0.1)))
     inside = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
     init(sparsejax.accumulate(inside, every=2))
+    # Numbers of optax's are no optimizer's.
+    by_rate = lambda rate: sparsejax.local_steps(optax.sgd(rate), every=2)
+    init(optax.inject_hyperparams(by_rate)(0.1))
+    waits = sparsejax.accumulate(sparsejax.zen_sync(), 2)
+    beside = optax.inject_hyperparams(lambda rate: optax.chain(waits, optax.adam(rate)))
+    with pytest.warns(UserWarning, match=r"sparsejax\.accumulate\(optax.chain"):
+        init(beside(0.1))
 
 
 def test_a_chain_that_wants_more_arguments_is_not_refused():

@@ -270,6 +270,15 @@ def _member(bucket, path, leaf, units, exchange, before, known):
     return _BucketLeaf(path, leaf, units, shares, sparsifier, *kind)
 
 
+def _dense_exchanges(inside):
+    """Returns the number of first exchanges that send densely, given the wrappers."""
+    most, runs = 0, 1
+    for wrapper in reversed(inside):
+        # Of the steps that it counts, one in `runs` is an exchange.
+        most, runs = max(most, wrapper.dense_steps // runs), runs * wrapper.every
+    return most
+
+
 def _in_rounds(inside: Sequence[observing.Wrapper]) -> bool:
     return any(wrapper.is_round for wrapper in inside)
 
@@ -327,6 +336,6 @@ def _group(bucket, members, inside, ranks, as_entries, split):
         shared=as_entries and all(sparsifier.shared for sparsifier in chosen),
         ids=ids,
         every=math.prod(wrapper.every for wrapper in inside),
-        dense_steps=max((wrapper.dense_steps for wrapper in inside), default=0),
+        dense_steps=_dense_exchanges(inside),
         in_rounds=_in_rounds(inside),
     )
