@@ -259,7 +259,8 @@ class DataParallel:
 
         These are delayed rows of `sparsejax.embrace_sync`, and gradients carried by
         `sparsejax.embrace.horizontal`. Call it before parameters are read by anything but
-        `evaluate`, or saved other than to resume. The state is donated, as by a step.
+        `evaluate`, or saved other than to resume. All processes of the mesh call it. The
+        state is donated, as by a step.
 
         Args:
             state: The state, from `init` or from the last step.

@@ -224,8 +224,9 @@ class RowOptimizer:
             return
         if table.refused:
             fix = (
-                "Leave that out of lazy(...), give it only leaves with dense gradients "
-                "(optax.partition), or use what looks at each row alone, as optax.clip."
+                "Use what looks at each row alone, as optax.clip; clip by "
+                "sparsejax.transforms.clip_by_rank before the synchronization; or give it "
+                "only leaves with dense gradients (optax.masked, optax.partition)."
             )
         raise ArgumentError(
             f"lazy: {table.path!r} cannot be updated by rows: {reason}. {fix}"
