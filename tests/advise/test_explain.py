@@ -68,9 +68,39 @@ def test_a_tall_leaf_without_a_name_of_a_table_asks_what_is_read_of_it():
     settled, _ = explained(params=params, density={"users": 0.001})
     assert "tall as tables" not in str(settled)
     assert settled.advice.startswith("Advice: keep sparsejax.zen_sync()")
+    # Nor is a rule advised for it, where the rest is known.
+    both = params | {"items": jax.ShapeDtypeStruct((8000, 16), jnp.float32)}
+    found, _ = explained(params=both, density={"users": 0.001, "kernel": 1.0})
+    assert "tall as tables are: items." in str(found)
+    assert "items" not in found.advice
     # The height of a kernel is a few times its width.
     _, rows = explained(params={"kernel": params["kernel"]})
     assert rows["kernel"].verdict == "dense is better here"
+
+
+def test_parameters_that_are_sharded_are_said_to_be_counted_whole():
+    mesh = helpers.mesh_of(2)
+    params = {"a": jnp.zeros((4, 8)), "b": jnp.zeros((4, 8))}
+    params["b"] = jax.device_put(params["b"], jax.NamedSharding(mesh, jax.P("data")))
+    text = str(explained(params=params)[0])
+    assert "b are counted whole, as if one rank had them" in text
+    whole = str(explained(params=params | {"b": params["a"]})[0])
+    assert "counted whole" not in whole
+
+
+@pytest.mark.parametrize(
+    ("tx", "exchanges"),
+    [
+        (lambda tx: sparsejax.warm_up(sparsejax.accumulate(tx, 5), 12), 2),
+        (lambda tx: sparsejax.accumulate(sparsejax.warm_up(tx, 12), 5), 12),
+        (lambda tx: sparsejax.warm_up(sparsejax.accumulate(tx, 5), 4), 0),
+    ],
+)
+def test_the_first_dense_exchanges_are_counted_as_exchanges(tx, exchanges):
+    found, _ = explained(tx(optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))))
+    said = f"The first {exchanges} exchanges send everything densely."
+    assert (said in str(found)) == bool(exchanges)
+    assert ("send everything densely" in str(found)) == bool(exchanges)
 
 
 def test_leaves_that_are_joined_are_one_row_with_one_latency():

@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from sparsejax import schemes, sparsifiers
 from sparsejax.advise.explain.densities import TABLE
@@ -12,6 +14,7 @@ from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, forecast_of
 from sparsejax.advise.table import size
 from sparsejax.schemes.base import MOST_UNITS, LossyScheme, Scheme
 from sparsejax.schemes.forecast import independent
+from sparsejax.state import sharded, tree
 from sparsejax.transforms.buckets import SPARSE_FROM
 
 
@@ -91,6 +94,23 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
         yield (
             f"Of {every} steps added up, 1 - (1 - d)^{every} of the units are taken to be "
             "there, as of steps drawn independently; similar steps have fewer."
+        )
+
+
+def of_shards(params: Any) -> Iterator[str]:
+    """Yields what a forecast of parameters that are sharded on a mesh does not count."""
+    paths, leaves, _ = tree.flatten(sharded.apart(params).rest, "sparsejax.explain")
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    shards = [
+        path
+        for path, found in zip(paths, shardings, strict=True)
+        if isinstance(found, NamedSharding) and not found.is_fully_replicated
+    ]
+    if shards:
+        yield (
+            f"{_some(shards)} are counted whole, as if one rank had them, though a device "
+            "has a shard: a step decides by shards, and metrics count those of a device. "
+            "Give the shapes of shards as jax.ShapeDtypeStruct."
         )
 
 
@@ -216,7 +236,8 @@ def _step(rows, name):
 
 def _but(rows, current, sparser):
     """Returns a clause that names a better call, or the assumption of the advice."""
-    worse = [row for row in rows if row.verdict]
+    # No rule is advised for what is only taken to be dense.
+    worse = [row for row in rows if row.verdict and "unknown" not in row.sources]
     if worse:
         text = f'; give {_some([row.name for row in worse])} the rule "dense"'
         if sparser < current / 2:

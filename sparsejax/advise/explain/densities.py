@@ -27,7 +27,7 @@ _TABLE = re.compile("embed|table", re.IGNORECASE)
 _TALL = 4  # lower bound of the rows of a table divided by its columns
 # Without such a name a leaf may be a table if it has at least _ROWS rows, and _VERY_TALL
 # rows for each column, which kernels of layers do not have.
-_ROWS, _VERY_TALL = 10_000, 16
+_ROWS, _VERY_TALL = 1_000, 16
 
 Measured = Mapping[str, LeafProfile]
 Density = float | Mapping[str, float] | Measured | Sequence[Measured]

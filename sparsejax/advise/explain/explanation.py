@@ -167,7 +167,7 @@ def explain(
             network,
             platform,
             rows,
-            tuple(advice.assumed(groups, rows)),
+            (*advice.assumed(groups, rows), *advice.of_shards(params)),
             advice.compiling(rows),
             advice.advise(groups, rows, times),
         )
