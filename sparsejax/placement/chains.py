@@ -224,7 +224,7 @@ def _check_state(state, names):
                 f"the optimizer's state at {tree.named(keys)!r} would differ by rank: a "
                 "transformation with a state stands in front of the synchronization, and "
                 "is given each rank's own gradient. Its copies would drift apart, and a "
-                "checkpoint keep one of them. Synchronize first: "
+                "checkpoint keep one of them. Move the synchronization before it, as in "
                 "optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))."
             )
 

@@ -188,7 +188,8 @@ class DataParallel:
         if job.is_shared:
             maker.tell(job, self._tx, *of)
             job.say_tree("variables", "the variable", variables)
-            job.say("trainer", self._options | {"key": key is not None})
+            kind = None if key is None else str(key.dtype)
+            job.say("trainer", self._options | {"key": kind})
         return maker
 
     def _specs_of(self, params):

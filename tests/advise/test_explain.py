@@ -69,9 +69,15 @@ def test_a_tall_leaf_without_a_name_of_a_table_asks_what_is_read_of_it():
     assert "tall as tables" not in str(settled)
     assert settled.advice.startswith("Advice: keep sparsejax.zen_sync()")
     # Nor is a rule advised for it, where the rest is known.
-    both = params | {"items": jax.ShapeDtypeStruct((8000, 16), jnp.float32)}
-    found, _ = explained(params=both, density={"users": 0.001, "kernel": 1.0})
+    tables = {
+        "users": jax.ShapeDtypeStruct((20_000, 16), jnp.float32),
+        "items": jax.ShapeDtypeStruct((8000, 16), jnp.float32),
+    }
+    slow = {"network": sparsejax.Network(0.25, 200), "ranks": 8, "ids": {"users": 16}}
+    found, rows = explained(params=tables, **slow)
     assert "tall as tables are: items." in str(found)
+    assert rows["items"].verdict.startswith("dense is better")
+    assert found.advice.startswith("Advice: keep")
     assert "items" not in found.advice
     # The height of a kernel is a few times its width.
     _, rows = explained(params={"kernel": params["kernel"]})

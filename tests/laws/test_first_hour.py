@@ -112,7 +112,7 @@ def made(*chain):
 
 SELDOM = made(sparsejax.accumulate(ZEN(), 2), optax.sgd(0.1))
 ALREADY = ("'embedding'", "already summed over 'data'", "sparsejax.local(params)", "pmean")
-FIRST = ("mu/embedding", "Synchronize first", "chain(sparsejax.zen_sync()")
+FIRST = ("mu/embedding", "Move the synchronization", "chain(sparsejax.zen_sync()")
 SPARDL = held(sparsejax.spardl_sync(0.01))
 # What is tried, and what an error must name; nothing where it works.
 ATTEMPTS = {
@@ -214,7 +214,7 @@ ATTEMPTS = {
     ),
     "momentum in front": (
         trained(optax.chain(optax.sgd(1e-3, momentum=0.9), ZEN())),
-        ("trace/embedding", "Synchronize first"),
+        ("trace/embedding", "Move the synchronization"),
     ),
     "nothing synchronizes": (
         trained(ADAM),

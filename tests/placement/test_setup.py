@@ -220,7 +220,7 @@ def test_bind_and_the_trainer_compare_too(told):
     reasons = refused(told([trainer(PARAMS, key), trainer(PARAMS, check_every=5)]))
     assert [reason.split(" on host")[0] for reason in reasons] == [
         "check_every is None",
-        "key is True",
+        "key is key<fry>",
     ]
     late = sparsejax.local_steps(optax.sgd(0.1), every=3, delay=1)
     both = [trainer(PARAMS, tx=late, overlap=overlap) for overlap in (False, True)]
