@@ -58,6 +58,10 @@ def local(params: Any, axis_name: AxisName | None = None, opt_state: Any = None)
     Returns:
         The same values, typed as varying or as reduced; or this rank's parameters.
 
+    Raises:
+        AxisError: No axis is named where there are several, or the one that is named is
+            none here. Or the parameters are on no mesh, and `jax.set_mesh` has one.
+
     Example:
         >>> def local_grads(params, batch):
         ...     grads = jax.grad(loss_fn)(sparsejax.local(params), batch)
