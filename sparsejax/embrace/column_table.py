@@ -15,7 +15,8 @@ from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.jobs import agreement
-from sparsejax.placement import program, specs
+from sparsejax.placement import specs
+from sparsejax.placement.flow import flow_of
 from sparsejax.placement.setup import TIMEOUT, Setup
 from sparsejax.state import tree
 from sparsejax.state.sharded import Sharded
@@ -158,7 +159,7 @@ class ColumnTable(Sharded):
             if job.is_shared:
                 job.say_mesh(mesh, axis_name)
                 shape = f"{jnp.dtype(dtype)}{[rows, dim]}"
-                by = f"of hash {program.flow_of(jax.make_jaxpr(make)(key))}"
+                by = f"of hash {flow_of(jax.make_jaxpr(make)(key))}"
                 said = {"the table": shape, "its key": _shown(key), "its init": by}
                 job.say("table", said)
 

@@ -106,7 +106,7 @@ def check_chain(
         paths, leaves, structure = tree.flatten(params)
         names = frozenset(axes.axis_names(axis_name))
         local = [
-            # Computed from the leaf, by which `program.flow_of` tells gradients apart.
+            # Computed from the leaf, by which `flow.flow_of` tells gradients apart.
             axes.as_varying(lax.optimization_barrier(leaf), names)
             if path in summed
             else leaf
@@ -231,14 +231,11 @@ def _check_state(state, names):
 
 def _check_idle_steps(state):
     """Warns if a stateful optimizer runs on the zeros between two synchronizations."""
-    around = (optax.transforms.PartitionState, *_INJECTED)
-    parted = [part for part in find(state, around) if find(part, _PERIODIC)]
-    for part in parted:
-        if isinstance(part, _INJECTED):
-            _check_idle_steps(part.inner_state)  # Its numbers are no optimizer's state.
-            continue
-        for inside in part.inner_states.values():
-            _check_idle_steps(inside)  # Each has leaves of its own.
+    state = _without_injected(state)
+    parted = find(state, optax.transforms.PartitionState)
+    parted = [part for part in parted if find(part, _PERIODIC)]
+    for inside in (one for part in parted for one in part.inner_states.values()):
+        _check_idle_steps(inside)  # Each has leaves of its own.
     known = (*_OURS, *_CONDITIONAL, LocalStepsState)
     ours = lambda node: isinstance(node, known) or any(node is part for part in parted)
     nodes = jax.tree.leaves(state, is_leaf=ours)
@@ -262,6 +259,13 @@ def _check_idle_steps(state):
             "every=k).",
             stacklevel=2,
         )
+
+
+def _without_injected(state):
+    """Returns a state without the numbers of `inject_hyperparams`: no optimizer's state."""
+    is_injected = lambda node: isinstance(node, _INJECTED)
+    one = lambda node: _without_injected(node.inner_state) if is_injected(node) else node
+    return jax.tree.map(one, state, is_leaf=is_injected)
 
 
 def missing_keywords(error: TypeError) -> list[str]:

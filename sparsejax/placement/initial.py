@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from sparsejax import arguments, axes as mesh_axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import AxisError
-from sparsejax.placement import chains, in_place, program, setup
+from sparsejax.placement import chains, flow, in_place, program, setup
 from sparsejax.placement.setup import Setup
 from sparsejax.placement.specs import (
     check_shards,
@@ -175,8 +175,8 @@ class Maker:
         if job.is_shared:
             job.say_mesh(mesh, axis_name)
             job.say_tree("parameters", "the parameter", params, self.of_params)
-            numbers, flow = program.numbers_of(self.update), program.flow_of(self.update)
-            job.say_transformation(tx, params, numbers, flow)
+            numbers, order = program.numbers_of(self.update), flow.flow_of(self.update)
+            job.say_transformation(tx, params, numbers, order)
 
 
 def on_ranks(

@@ -36,41 +36,13 @@ def numbers_of(program: core.ClosedJaxpr) -> dict[str, str]:
     found: dict[str, collections.Counter[str]] = {}
     for name, text in _operations(program.jaxpr):
         found.setdefault(name, collections.Counter())[text] += 1
-    constants = collections.Counter(map(_constant, program.consts))
+    constants = collections.Counter(map(constant, program.consts))
     if constants:
         found["constants"] = found.get("constants", collections.Counter()) + constants
     return {name: _counted(each) for name, each in found.items()}
 
 
-def flow_of(program: core.ClosedJaxpr) -> str:
-    """Returns a hash of all operations, each with the operations that compute its inputs.
-
-    It differs where the same numbers are applied to other leaves, or in another order, and
-    does not depend on the order of independent operations.
-    """
-    jaxpr, constants = program.jaxpr, list(map(_constant, program.consts))
-    known = {id(var): text for var, text in zip(jaxpr.constvars, constants, strict=False)}
-    known |= {id(var): f"input {i}" for i, var in enumerate(jaxpr.invars)}
-
-    def text_of(x):
-        if isinstance(x, core.Literal):
-            return f"{_type(x.aval)} {_number(x.val)}"
-        return known.get(id(x), "other")
-
-    made = []
-    for equation in _computing(jaxpr):
-        inner = list(map(flow_of, programs.held(equation)))
-        params = sorted(equation.params.items())
-        options = [(k, repr(v)) for k, v in params if _is_fixed(v) and k not in _OF_JIT]
-        given = list(map(text_of, equation.invars))
-        made.append(
-            agreement.hashed(repr([equation.primitive.name, options, given, inner]))
-        )
-        known |= {id(var): f"{made[-1]} {i}" for i, var in enumerate(equation.outvars)}
-    return agreement.hashed(repr([sorted(made), list(map(text_of, jaxpr.outvars))]))
-
-
-def _computing(jaxpr: core.Jaxpr) -> Iterator[Any]:
+def computing(jaxpr: core.Jaxpr) -> Iterator[Any]:
     """Yields the equations, except for those of `checkify`'s checks.
 
     JAX numbers checks in the order in which a process has traced them.
@@ -88,9 +60,9 @@ def _operations(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str]]:
 
     Then the name of its options, if it has any, and these.
     """
-    for equation in _computing(jaxpr):
-        types = ", ".join(dict.fromkeys(_type(var.aval) for var in equation.outvars))
-        given = [_number(x.val) for x in equation.invars if isinstance(x, core.Literal)]
+    for equation in computing(jaxpr):
+        types = ", ".join(dict.fromkeys(type_of(var.aval) for var in equation.outvars))
+        given = [number(x.val) for x in equation.invars if isinstance(x, core.Literal)]
         name = f"{equation.primitive.name} to {types or 'nothing'}"
         yield name, ", ".join(given)
         params = sorted(equation.params.items())
@@ -98,21 +70,29 @@ def _operations(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str]]:
             yield f"the options of {name}", ", ".join(options)
         for inner in programs.held(equation):
             yield from _operations(inner.jaxpr)
-            yield from (("constants", _constant(x)) for x in inner.consts)
+            yield from (("constants", constant(x)) for x in inner.consts)
 
 
-def _type(aval: Any) -> str:
+def type_of(aval: Any) -> str:
+    """Returns the dtype and the shape of a value, as text."""
     shape = getattr(aval, "shape", None)
     return "other" if shape is None else f"{aval.dtype}{[*shape]}"
 
 
-def _number(value: Any) -> str:
+def number(value: Any) -> str:
+    """Returns the number of a literal, as text."""
     return str(np.asarray(value))  # in as few digits as its dtype needs
 
 
 def _is_simple(value: Any) -> bool:
     values = value if isinstance(value, tuple) else (value,)
     return all(isinstance(one, _SIMPLE) for one in values)
+
+
+def options_of(equation: Any) -> list[tuple[str, str]]:
+    """Returns the parameters of an operation that are written alike in all processes."""
+    params = sorted(equation.params.items())
+    return [(k, repr(v)) for k, v in params if _is_fixed(v) and k not in _OF_JIT]
 
 
 def _is_fixed(value: Any) -> bool:
@@ -122,7 +102,7 @@ def _is_fixed(value: Any) -> bool:
     return value is None or isinstance(value, _SIMPLE | enum.Enum | np.dtype)
 
 
-def _constant(x: Any) -> str:
+def constant(x: Any) -> str:
     """Returns a constant of a program as text: its values, or a hash of many.
 
     Of an array whose shards are on other processes it is the type alone.

@@ -26,7 +26,7 @@ from sparsejax.errors import JobError
 from sparsejax.jobs import agreement, store, versions
 from sparsejax.jobs.agreement import Remedy
 from sparsejax.jobs.texts import text_of
-from sparsejax.placement import program
+from sparsejax.placement.flow import flow_of
 from sparsejax.state import observing, sharded, tree
 
 
@@ -40,7 +40,7 @@ _REMEDIES = {
     "parameters": Remedy(f"{_SAME} model."),
     "variables": Remedy(f"{_SAME} variables."),
     "transformation": Remedy(f"{_SAME} optimizer, rules and plan."),
-    "table": Remedy(f"{_SAME} key, or the same numbers."),
+    "table": Remedy(f"{_SAME} key and init, or the same numbers."),
     "numbers": Remedy(
         f"{_SAME} optimizer, with the same learning rate and options.",
         # They decide which operations an update has.
@@ -182,7 +182,7 @@ class Setup:
             tx: The chain.
             params: The parameters, or their shapes and dtypes.
             numbers: The numbers in its update, as `program.numbers_of` returns them.
-            flow: What they are applied to, as `program.flow_of` returns it.
+            flow: What they are applied to, as `flow.flow_of` returns it.
         """
         if not self.is_shared:
             return
@@ -198,7 +198,7 @@ class Setup:
                 name = f"{what} of number {number}" if len(parts) > 1 else what
                 found[name] = text_of(part.part)
                 if functions := list(map(_traced, _functions(part.part))):
-                    found[f"the functions of {name}"] = ", ".join(functions)
+                    found[f"the schedule of {name}"] = ", ".join(functions)
                 found[f"the leaves of {name}"] = ", ".join(part.paths)
                 if inside := getattr(part, "inside", ()):
                     found[f"what is around {name}"] = text_of(inside)
@@ -228,7 +228,7 @@ def _functions(value: Any) -> Iterator[Any]:
 def _traced(function: Any) -> str:
     """Returns a hash of a function of the step, as text; "" for another function."""
     try:
-        return f"of hash {program.flow_of(jax.make_jaxpr(function)(jnp.int32(0)))}"
+        return f"of hash {flow_of(jax.make_jaxpr(function)(jnp.int32(0)))}"
     except Exception:  # it takes other arguments
         return ""
 

@@ -60,7 +60,7 @@ def local(params: Any, axis_name: AxisName | None = None, opt_state: Any = None)
 
     Raises:
         AxisError: No axis is named where there are several, or the one that is named is
-            none here. Or the parameters are on no mesh, and `jax.set_mesh` has one.
+            none here.
 
     Example:
         >>> def local_grads(params, batch):
@@ -107,24 +107,10 @@ def _local(params: Any, axis_name: AxisName | None) -> Any:
         return axes.as_varying(params, frozenset(axis_names(axis_name)))
     if axis_name is None:
         return params
-    names = frozenset(axis_names(axis_name))
     if axes.outside_of(params, None) is None:
-        _check_placed(params, names)
         return params
+    names = frozenset(axis_names(axis_name))
     return jax.tree.map(lambda x: _as_reduced(x, names), params)
-
-
-def _check_placed(params, names):
-    """Raises if parameters are on no mesh, and `jax.set_mesh` has one of Explicit axes."""
-    mesh = jax.sharding.get_abstract_mesh()
-    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    explicit = {name for name, kind in pairs if kind is AxisType.Explicit}
-    if names & explicit and jax.tree.leaves(params):
-        raise AxisError(
-            f"{_CALL}: the parameters are on no mesh, as NumPy arrays are, so their "
-            "gradients would be summed. Place them on that of jax.set_mesh before the "
-            "step: params = jax.device_put(params, jax.P())."
-        )
 
 
 def _as_reduced(x, names):

@@ -92,13 +92,15 @@ def _numbers(x):
 def _check_alike(on_host, call):
     """Raises on all processes if any has different leaves, or different numbers in one."""
     paths, leaves, _ = tree.flatten(on_host, call, rows=True)
-    # Of global arrays those of which each process has a copy.
-    pairs = zip(leaves, tree.here(leaves), strict=True)
-    copies = [x if own is x else _numbers(own) for x, own in pairs]
-    mine = [(path, x) for path, x in zip(paths, copies, strict=True) if not _is_global(x)]
-    shapes = [(path, x.shape, x.dtype.name) for path, x in mine]
+    shapes, of_each = [], []
+    # Of global arrays those of which each process has a copy, one on the host at a time.
+    for path, x in zip(paths, tree.here(leaves), strict=True):
+        if not _is_global(x):
+            own = _numbers(x)
+            shapes.append((path, own.shape, own.dtype.name))
+            of_each.append(_hash(agreement.octets(own)))
     of_shapes = _hash(repr(shapes).encode())
-    hashes = np.stack([of_shapes, *[_hash(agreement.octets(x)) for _, x in mine]])
+    hashes = np.stack([of_shapes, *of_each])
     everyone = _of_all(np.stack([of_shapes, _hash(agreement.octets(hashes))]))
     if not _others(everyone[:, 0]):
         if not _others(everyone[:, 1]):
@@ -106,7 +108,7 @@ def _check_alike(on_host, call):
         each = _others(_of_all(hashes[1:]))
         number = min(each)
         raise ArgumentError(
-            f"{call}: process {each[number]} has different values of {mine[number][0]!r} "
+            f"{call}: process {each[number]} has different values of {shapes[number][0]!r} "
             "than process 0, and all must start from the same. Draw them on every process "
             "from one seed, or read them from one checkpoint."
         )

@@ -56,7 +56,9 @@ def test_processes_that_make_other_tables_are_told(monkeypatch):
     """Each holds the columns of a table of its own, which replicas do not show."""
     mesh, x, key = helpers.mesh_of(RANKS), numbers(12), jax.random.key
     of = lambda values: lambda: ColumnTable.of(values, mesh)
-    create = lambda key, dim=12: lambda: ColumnTable.create(key, HEIGHT, dim, mesh)
+    create = lambda key, dim=12, **options: (
+        lambda: ColumnTable.create(key, HEIGHT, dim, mesh, **options)
+    )
     for equal in (of(x), create(key(1)), create(jax.random.PRNGKey(1))):
         one, other = asked(monkeypatch, equal, equal)
         np.testing.assert_array_equal(one.whole(), other.whole())
@@ -78,11 +80,16 @@ def test_processes_that_make_other_tables_are_told(monkeypatch):
             create(key(1)),
             create(key(1), 13),
         ),
+        differ("its init", r"of hash \w{16}", r"of hash \w{16}"): (
+            create(key(1), init=jax.nn.initializers.normal(0.1)),
+            create(key(1), init=jax.nn.initializers.normal(0.2)),
+        ),
     }.items():
         for error in asked(monkeypatch, *makes):
             assert isinstance(error, JobError)
             assert re.search(match, str(error)), error
-            assert "Give all processes the same key, or the same numbers." in str(error)
+            fix = "Give all processes the same key and init, or the same numbers."
+            assert fix in str(error)
     # What one refuses the other is told.
     error, refused = asked(monkeypatch, of(x), of(x[0]))
     assert isinstance(refused, ArgumentError)

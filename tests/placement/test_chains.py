@@ -112,6 +112,13 @@ def test_an_optimizer_that_is_run_on_zeros():
     beside = optax.inject_hyperparams(lambda rate: optax.chain(waits, optax.adam(rate)))
     with pytest.warns(UserWarning, match=r"sparsejax\.accumulate\(optax.chain"):
         init(beside(0.1))
+    within = optax.inject_hyperparams(
+        lambda rate: sparsejax.accumulate(
+            optax.chain(sparsejax.zen_sync(), optax.scale(rate)), 2
+        )
+    )
+    with pytest.warns(UserWarning, match=r"sparsejax\.accumulate\(optax.chain"):
+        init(optax.chain(within(0.1), optax.adam(1e-3)))
 
 
 def test_a_chain_that_wants_more_arguments_is_not_refused():

@@ -13,7 +13,7 @@ import pytest
 import sparsejax
 from sparsejax.errors import ArgumentError, JobError, RuleError
 from sparsejax.jobs import agreement, versions
-from sparsejax.placement import program
+from sparsejax.placement import flow, program
 from tests import helpers
 from tests.helpers import jobs
 
@@ -150,7 +150,7 @@ ALIKE = {
         "order of operations",
     ),
     "jitted": (held(0.1), held(0.2), r"constants in the update of tx is .*0\.1.*0\.2"),
-    "schedule": (density(4), density(8), "the functions of the sparsifier is of hash"),
+    "schedule": (density(4), density(8), "the schedule of the sparsifier is of hash"),
 }
 
 
@@ -314,6 +314,32 @@ def test_numbers_of_a_program_do_not_depend_on_its_order():
     held = np.arange(3.0, dtype=np.float32)
     constants = program.numbers_of(jax.make_jaxpr(lambda x: x[:3] + jnp.asarray(held))(x))
     assert any("2.0" in text for text in constants.values())
+
+
+def nested(order, how):
+    """A program whose inner one reads four numbers, in some order."""
+
+    def update(x, rates):
+        made = {k: jnp.float32(i) + rates[k] for i, k in enumerate("abcd")}
+
+        def inside(x):
+            found = {k: x[k] * made[k] for k in order}
+            return {k: found[k] for k in "abcd"}
+
+        if how == "cond":
+            return jax.lax.cond(rates["a"] > 0, inside, lambda x: x, x)
+        if how == "scan":
+            return jax.lax.scan(lambda x, _: (inside(x), None), x, None, 3)[0]
+        return jax.jit(inside)(x) if how == "jit" else inside(x)
+
+    numbers = dict.fromkeys("abcd", jnp.float32(1))
+    return flow.flow_of(jax.make_jaxpr(update)(numbers, numbers))
+
+
+@pytest.mark.parametrize("how", ["flat", "jit", "cond", "scan"])
+def test_the_flow_of_a_program_does_not_depend_on_the_order_of_a_set(how):
+    """Which differs by process, and with it the order of what a nested program reads."""
+    assert nested("abcd", how) == nested("dbca", how)
 
 
 @pytest.mark.parametrize("name", ["key", "array"])

@@ -216,7 +216,11 @@ WRONG = {
             state,
             params,
         ),
-        (errors.AlreadySummedError, "gradient of 'b' was already summed over 'data'"),
+        (
+            errors.AlreadySummedError,
+            r"gradient of 'b' was already summed over 'data'.* with respect to "
+            r"sparsejax\.local\(params, 'data', opt_state\) instead",
+        ),
     ),
     "another state": (
         lambda grads, state, params, own: (grads, optax.sgd(0.1).init(params), params),

@@ -270,6 +270,10 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
     state = sparsejax.init(tx, params)
     with pytest.raises(errors.AlreadySummedError, match=r"'w' is not unreduced over 'repl"):
         jax.jit(tx.update)(params, state, params)
+    # A parameter on no mesh is no gradient's: `local` leaves it as it is.
+    on_none = {"w": np.zeros(SHAPE, np.float32)}
+    with pytest.raises(errors.AlreadySummedError, match=r"'w' is .*on no mesh.*device_put"):
+        jax.jit(tx.update)(params, state, on_none)
     twice = optax.chain(tx, tx)
     with pytest.raises(errors.AlreadySummedError, match="another synchronization in this"):
         jax.eval_shape(twice.update, grads, (state, state), params)

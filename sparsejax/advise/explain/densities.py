@@ -26,8 +26,8 @@ TABLE = 0.01  # the assumed share of a table's rows that a rank's batch looks up
 _TABLE = re.compile("embed|table", re.IGNORECASE)
 _TALL = 4  # lower bound of the rows of a table divided by its columns
 # Without such a name a leaf may be a table if it has at least _ROWS rows, and _VERY_TALL
-# rows for each column, which kernels of layers do not have.
-_ROWS, _VERY_TALL = 1_000, 16
+# rows for each column, which kernels of layers seldom have.
+_ROWS, _VERY_TALL = 5_000, 16
 
 Measured = Mapping[str, LeafProfile]
 Density = float | Mapping[str, float] | Measured | Sequence[Measured]

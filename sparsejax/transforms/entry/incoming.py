@@ -73,6 +73,12 @@ class Incoming:
         spec = jax.typeof(leaf).sharding.spec
         unreduced = frozenset(spec.unreduced)
         if missing := sorted({*self.names} - unreduced):
+            if param is not None and mesh_of(param) is None:
+                raise AlreadySummedError(
+                    f"{call}: the gradient of {path!r} is summed already: the parameter is "
+                    "on no mesh, as a NumPy array is, and sparsejax.local left it as it "
+                    "was. Place it before: params = jax.device_put(params, jax.P())."
+                )
             raise AlreadySummedError(
                 f"{call}: the gradient of {path!r} is not unreduced over {missing[0]!r}, "
                 "so it is summed already, and nothing would be saved. Either jax.grad did "
