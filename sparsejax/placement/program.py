@@ -34,11 +34,8 @@ def numbers_of(program: core.ClosedJaxpr) -> dict[str, str]:
     by process.
     """
     found: dict[str, collections.Counter[str]] = {}
-    for name, text in _operations(program.jaxpr):
+    for name, text in _operations(program):
         found.setdefault(name, collections.Counter())[text] += 1
-    constants = collections.Counter(map(constant, program.consts))
-    if constants:
-        found["constants"] = found.get("constants", collections.Counter()) + constants
     return {name: _counted(each) for name, each in found.items()}
 
 
@@ -55,12 +52,13 @@ def computing(jaxpr: core.Jaxpr) -> Iterator[Any]:
             yield equation
 
 
-def _operations(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str]]:
+def _operations(program: core.ClosedJaxpr) -> Iterator[tuple[str, str]]:
     """Yields the name of each operation, also of nested programs, and its numbers.
 
-    Then the name of its options, if it has any, and these.
+    Then the name of its options, if it has any, and these. The constants of a program
+    follow its operations.
     """
-    for equation in computing(jaxpr):
+    for equation in computing(program.jaxpr):
         types = ", ".join(dict.fromkeys(type_of(var.aval) for var in equation.outvars))
         given = [number(x.val) for x in equation.invars if isinstance(x, core.Literal)]
         name = f"{equation.primitive.name} to {types or 'nothing'}"
@@ -69,8 +67,8 @@ def _operations(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str]]:
         if options := [f"{k}={v}" for k, v in params if _is_simple(v) and k not in _OF_JIT]:
             yield f"the options of {name}", ", ".join(options)
         for inner in programs.held(equation):
-            yield from _operations(inner.jaxpr)
-            yield from (("constants", constant(x)) for x in inner.consts)
+            yield from _operations(inner)
+    yield from (("constants", constant(x)) for x in program.consts)
 
 
 def type_of(aval: Any) -> str:
